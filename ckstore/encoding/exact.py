@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ class ObjectEncoder:
         stored against them, and their memory is reused.
         """
         unit = estimate.unit
-        whole = Full(**common_fields(content, unit, estimate.alone))
+        common = common_fields(content, unit, estimate.alone)
         sample = Sample.of(unit, read)
         self.reader.samples.put((content, sample.chunk), sample.bits)
         parent = estimate.parent
@@ -107,9 +108,9 @@ class ObjectEncoder:
         except IntegrityError:  # The estimate saw a sample of the base; a run continues after damage of the rest.
             way, aside, debt = Way(None), None, 0
             payloads, patches = self._payloads(content, estimate, way, aside, read, replaced)
-        found = encoded_as(whole, way, payloads, debt)
+        found = encoded_as(common, way, payloads, debt)
         if aside is not None and any(patches):
-            shortcut = encoded_as(whole, aside, patches)
+            shortcut = encoded_as(common, aside, patches)
             found.shortcut = shortcut if shortcut.nbytes <= SHORTCUT_WORTH * found.nbytes else None
         return found
 
@@ -232,14 +233,16 @@ class ObjectEncoder:
         return stored, stored / expected if expected else 1.0
 
 
-def encoded_as(whole: Record, way: Way, payloads: list[memoryview | bytes | None], debt: int = 0) -> Encoded:
-    """Return the object of a record, stored in one way."""
+def encoded_as(
+    common: Mapping[str, Any], way: Way, payloads: list[memoryview | bytes | None], debt: int = 0
+) -> Encoded:
+    """Return the object with the common fields of its records, stored in one way."""
     if way.source is not None:
         sizes = tuple(len(payload or b"") for payload in payloads)
-        return Encoded(Cast(**whole.common, base=way.source.content, sizes=sizes), payloads)
+        return Encoded(Cast(**common, base=way.source.content, sizes=sizes), payloads)
     if way.base is None:
-        return Encoded(Full(**whole.common), payloads)
-    based = whole.common | {"base": way.base.id, "debt": debt, "part": way.base.count > whole.count}
+        return Encoded(Full(**common), payloads)
+    based = {**common, "base": way.base.id, "debt": debt, "part": way.base.count > common["count"]}
     if way.patched and any(payloads):
         sizes = tuple(len(payload or b"") for payload in payloads)
         return Encoded(Patches(**based, sizes=sizes), payloads)

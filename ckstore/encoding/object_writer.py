@@ -200,8 +200,8 @@ class ObjectWriter:
         if self._raw is not None and self._raw.records:
             self._raw.add_manifest(manifest)
         place = self._encoded.gather()
-        self.encoded_records = [record.moved(place) for record in self.encoded_records]
-        shortcuts = [patches.moved(place) for patches in self._shortcuts]
+        self.encoded_records = [replace(one, at=(place(one.at[0]), one.at[1])) for one in self.encoded_records]
+        shortcuts = [replace(one, at=(place(one.at[0]), one.at[1])) for one in self._shortcuts]
         version = UNSET if document is None else document.encode()
         entry = self._encoded.add_manifest(
             manifest(kind="encoded", records=self.encoded_records, shortcuts=shortcuts, version=version), blobs

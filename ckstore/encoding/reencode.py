@@ -50,4 +50,4 @@ def _exactly(reader: ObjectReader, record: Record, way: Way) -> Encoded:
     for chunk in range(record.chunks):
         before = None if way.base is None else reader.before(way.base, record, chunk)
         payloads.append(encode_values(record, reader.ordinals(record, chunk), before, way))
-    return encoded_as(record, way, payloads)
+    return encoded_as(record.common, way, payloads)

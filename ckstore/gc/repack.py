@@ -58,7 +58,7 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         moved = repository.catalog.moved_packs(former)
         document = replace(
             before.document,
-            records=[record.moved(place) for record in copied],
+            records=[replace(record, at=(place(record.at[0]), record.at[1])) for record in copied],
             shortcuts=[],
             stands_for=(*(name for name in former if moved.get(name) == contents.name), contents.name),
             # A removed copy's name is never used again, and the same contents may have to be copied again.

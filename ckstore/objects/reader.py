@@ -38,54 +38,33 @@ from ckstore.runtime.lru import Lru
 Way = tuple[Sequence[Patches], Sequence[Record]]
 
 
-class ChunkCache:
+class ChunkCache(Lru[tuple[str, int], npt.NDArray[Any]]):
     """Decoded chunks by (id, index). Beyond `limit` bytes the least recently used are evicted. Safe for threads.
 
     An array that would keep a much larger buffer alive is copied first, unless the rest of the buffer is cached, too.
     """
 
     def __init__(self, limit: int) -> None:
-        self._chunks: Lru[tuple[str, int], npt.NDArray[Any]] = Lru(limit, _weight, _parts)
-
-    @property
-    def limit(self) -> int:
-        """Most bytes that are kept."""
-        return self._chunks.limit
-
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        self._chunks.limit = limit
+        super().__init__(limit, _weight, _parts)
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept."""
-        return self._chunks.weight
+        return self.weight
 
     @property
     def identities(self) -> set[str]:
         """Ids of the objects with cached chunks."""
-        return {identity for identity, _ in self._chunks}
+        return {identity for identity, _ in self}
 
-    def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
-        """Return the chunk, or None."""
-        return self._chunks.get(key)
-
-    def drop(self, key: tuple[str, int]) -> None:
-        """Evict a chunk if it is cached: its memory will be overwritten."""
-        self._chunks.drop(key)
-
-    def clear(self) -> None:
-        """Evict everything."""
-        self._chunks.clear()
-
-    def put(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
-        """Cache `array` and make it read-only."""
+    def put(self, key: tuple[str, int], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Cache an array and make it read-only; return the cached one."""
         array.flags.writeable = False
         if array.nbytes > self.limit:
-            return
+            return array
         if _held(array) >= 2 * array.nbytes:
             array = _copy(array)
-        self._chunks.put(key, array)
+        return super().put(key, array)
 
     def put_part(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
         """Cache a chunk of an object whose chunks are all cached, in the memory that they share; make it read-only.
@@ -96,7 +75,7 @@ class ChunkCache:
         if not isinstance(owner, Block) or owner.nbytes > self.limit:
             array = _copy(array)
         array.flags.writeable = False
-        self._chunks.put(key, array)
+        super().put(key, array)
 
 
 def _copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

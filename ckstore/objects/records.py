@@ -7,7 +7,6 @@ An exact object is `raw`, `full`, a `delta`, `patches` or a `cast`; a coarse one
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -54,6 +53,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
 
     Attributes
     ----------
+    kind
+        Its name in documents.
     is_exact
         Whether the values are the original ones.
     dtypes
@@ -72,6 +73,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
         Name of the pack; empty in documents.
     """
 
+    kind: ClassVar[str]
     is_exact: ClassVar[bool] = True
     dtypes: ClassVar[frozenset[str]] = frozenset(ITEM_SIZES.keys() - PARTS.keys())
 
@@ -83,10 +85,9 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
     alone: Whole
     pack: str = ""
 
-    @property
-    def kind(self) -> str:
-        """Name of the kind in documents."""
-        return str(self.__struct_config__.tag)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.kind = cls.__name__.lower()
 
     @property
     def offset(self) -> int:
@@ -180,10 +181,6 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
     def fits_on(self, base: Record) -> bool:
         """Return whether the object can be stored against another one of its dtype, count and cut."""
         return False
-
-    def moved(self, place: Callable[[int], int]) -> Self:
-        """Return the record with another offset."""
-        return replace(self, at=(place(self.at[0]), self.at[1]))
 
     def placed(self, pack: str) -> Self:
         """Return a record of the manifest of a pack; raise `IntegrityError` if it contradicts itself."""
