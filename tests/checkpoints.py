@@ -162,7 +162,7 @@ def flip(store: Path | str, pack: str, where: Callable[[int], int]) -> None:
 
 def settled(store: Store) -> Store:
     """Return the store after its background thread has finished encoding; a run's latest versions stay hot."""
-    while (thread := (encoder := store._taking()._encoder) and encoder._thread) is not None:
+    while (encoder := store._taking()._encoder) is not None and (thread := encoder._thread) is not None:
         thread.join(0.1)
     return store
 

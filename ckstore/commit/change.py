@@ -200,7 +200,7 @@ class Change:
 
         def place(row: VersionRow) -> None:
             # Another process may have committed an object of the same key since this one looked.
-            self.repository.resolver.check_keys(record.id for record in self.writer.records)
+            self.repository.resolver.check_keys([record.id for record in self.writer.records])
             catalog.commit_version(
                 row,
                 self.packs,

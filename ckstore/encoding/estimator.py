@@ -125,14 +125,15 @@ class Estimator:
         gradients: GradientSource | None = None,
         casts: Casts | None = None,
     ) -> None:
+        self._is_coarse = policy.is_coarse
         # Published schemes are as they are published, and a bound holds for each tensor.
-        together = not policy.is_coarse or (policy.scheme == LATTICE and not policy.is_bounded)
+        together = not self._is_coarse or (policy.scheme == LATTICE and not policy.is_bounded)
         self._casts = casts if together else None
         self._masters: dict[Unit, Estimate | None] = {}
         self._axes = {} if not gradients else _orders(values, gradients.shapes)
         self._gradients = gradients
         # Exact versions need no roles, and judging them reads values.
-        self._values = JudgedValues(values, partial(_masters, self._casts)) if policy.is_coarse else values
+        self._values = JudgedValues(values, partial(_masters, self._casts)) if self._is_coarse else values
         self._policy = policy
         self._parents = parents
         self._reader = reader
@@ -157,19 +158,19 @@ class Estimator:
         return self._small if unit.count < _ALONE else nullcontext()
 
     def _estimate(self, unit: Unit) -> Estimate:
-        if self._policy.is_coarse:
+        if self._is_coarse:
             estimate = self.coarse_estimate(unit)
             if estimate is not None:
                 return estimate
         source = self._source(unit)
-        if source is not None and self._policy.is_coarse and self._master(source.unit) is not None:
+        if source is not None and self._is_coarse and self._master(source.unit) is not None:
             source = None  # Its exact values are not stored.
         return self._exact.estimate(unit, partial(self._values.read, unit), self._parent(unit), source)
 
     def _source(self, unit: Unit) -> Source | None:
         """Return the values in the same version that a unit rounds, if any."""
         # Of units with the same values, one decides how all of them become coarse.
-        found = None if self._casts is None else self._casts.source(unit, alone=self._policy.is_coarse)
+        found = None if self._casts is None else self._casts.source(unit, alone=self._is_coarse)
         if found is None:
             return None
         content, other = found
@@ -407,7 +408,7 @@ class Estimator:
     @property
     def _originals(self) -> Sequence[Unit]:
         """All units but weights that round others."""
-        copies = self._casts.copies if self._casts is not None and self._policy.is_coarse else {}
+        copies = self._casts.copies if self._casts is not None and self._is_coarse else {}
         return [unit for unit in self._values.units if unit not in copies] if copies else self._values.units
 
 

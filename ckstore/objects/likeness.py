@@ -61,15 +61,15 @@ def places_of(layouts: Iterable[FileLayout]) -> Iterator[Place]:
 
     They are in tensors of all shapes, in first and in last layers, since models are merged by either.
     """
-    forms: dict[tuple[bool, int], list[tuple[int, Extent]]] = {}
+    forms: dict[tuple[bool, int], list[tuple[int, Extent, int]]] = {}
     for file, layout in enumerate(layouts):
         for extent in layout.extents:
             count = extent.count
             if count >= SMALL and extent.dtype in FLOATS:
-                forms.setdefault((role_of(extent.path) != "", -count), []).append((file, extent))
+                forms.setdefault((role_of(extent.path) != "", -count), []).append((file, extent, count))
     of_states = min(forms, default=(False, 0))[0]  # Those of an optimiser only if there are no weights.
     turns = zip_longest(*(_spread(forms[form]) for form in sorted(forms) if form[0] == of_states))
-    chosen = [(*item, item[1].count) for turn in turns for item in turn if item is not None][:BANDS]
+    chosen = [item for turn in turns for item in turn if item is not None][:BANDS]
     for part in _PLACES:
         for file, extent, count in chosen:
             size = ITEM_SIZES[extent.dtype]

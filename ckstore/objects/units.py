@@ -223,7 +223,7 @@ def cut_pieces(
 def pieces_of(files: Sequence[tuple[str, FileLayout]]) -> Iterable[Piece]:
     """Yield the pieces of a version's files in order: an extent each, or the shards of one tensor."""
     layouts = [layout for _, layout in files]
-    shards = gather_shards((prefix.removesuffix("/"), layout) for prefix, layout in files)
+    shards = gather_shards([(prefix.removesuffix("/"), layout) for prefix, layout in files])
     joined: dict[tuple[int, int], Piece | None] = {}
     marks: dict[tuple[int, int], str] = {}
     for (directory, path), found in shards.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from functools import wraps
 from operator import index
 from reprlib import repr as short
@@ -237,7 +236,7 @@ def checked(**others: tuple[Kind, str] | None) -> Callable[[Callable[P, T]], Cal
 def plain_fields(item: Any, **others: tuple[Kind, str] | None) -> None:
     """Check the fields of a frozen dataclass as `checked` does arguments."""
     kinds = {**KINDS, **others}
-    for field in fields(item):
-        value, kind = getattr(item, field.name), kinds.get(field.name)
+    for name, field in item.__dataclass_fields__.items():  # Not `fields`, which takes a call for each.
+        value, kind = getattr(item, name), kinds.get(name)
         if kind is not None and value is not field.default:
-            object.__setattr__(item, field.name, plain(field.name, value, kind))
+            object.__setattr__(item, name, plain(name, value, kind))

@@ -98,7 +98,6 @@ def describe(
         goes_back=request.goes_back,
         likeness=text_of(request.bands),
     )  # fmt: skip
-    document.encode()  # Raises an error if it could not be read back.
     return document, blobs.packed
 
 
@@ -129,7 +128,6 @@ def describe_encoded(
         summary={**before.summary, "depth": depth, "cost": cost, "base": depth == 0},
         hot=None,
     )
-    document.encode()  # Raises an error if it could not be read back.
     return document, blobs.packed
 
 
@@ -157,7 +155,7 @@ def _summary(repository: Repository, scanned: ScannedVersion, objects: Sequence[
 def _count_tensors(scanned: ScannedVersion) -> int:
     """Return the number of tensors; a sharded tensor counts once."""
     tensors = [tensor for file in scanned.files for tensor in file.layout.tensors]
-    shards = gather_shards((file.path, file.layout) for file in scanned.files)
+    shards = gather_shards([(file.path, file.layout) for file in scanned.files])
     return len(tensors) - sum(len(parts) - 1 for parts in shards.values())
 
 

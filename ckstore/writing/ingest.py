@@ -273,7 +273,7 @@ def _ingest(
     existing = None if written is not None and written.goes_back else existing_of(catalog, request)
     whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
     if not (whole or request.is_hot or scanned.is_hashed):
-        whole = has_casts((file.source, file.layout) for file in scanned.files)  # Their ids are needed first.
+        whole = has_casts([(file.source, file.layout) for file in scanned.files])  # Their ids are needed first.
     if whole and not scanned.is_hashed:
         hash_version(scanned, force=request.force, progress=progress)
     if existing is not None:

@@ -86,11 +86,11 @@ def store_objects(
 
     `windows` are those of `held_windows`, to read an unhashed version once, during the encoding.
     """
-    resolver = repository.resolver
-    parents = parents_of(repository, request.parent, coarse=request.policy.is_coarse)
-    if request.parent is not None and request.parent.run != request.run and not request.policy.is_coarse:
+    resolver, is_coarse = repository.resolver, request.policy.is_coarse
+    parents = parents_of(repository, request.parent, coarse=is_coarse)
+    if request.parent is not None and request.parent.run != request.run and not is_coarse:
         parents = with_relatives(repository, values, parents, request.parent, request.bands)
-    if request.parent is not None and not request.policy.is_coarse:
+    if request.parent is not None and not is_coarse:
         parents = with_longer(repository, values.cut, parents, request.parent)
     estimator = Estimator(reader, values, request.policy, parents, request.gradients, Casts(values))
     budget = version_budget(reader, values.layouts, values.size, parents.values(), request.budget)
@@ -100,15 +100,14 @@ def store_objects(
         coders(values.size) as pool,
     ):
         if stream is None:
-            unstored = objects.hashed(estimator, budget, is_coarse=request.policy.is_coarse)
+            unstored = objects.hashed(estimator, budget, is_coarse=is_coarse)
         else:
             unstored = objects.streamed(stream, budget)
         encoded = _encoded(pool, estimator, unstored, budget)
         for batch in batches(encoded, lambda job: job.unit.nbytes, _BATCH):
             # An exact version encodes no object that the store knows. A second record of another one could name itself
             # as its base.
-            done = [job.encoded.record.id for job in batch if request.policy.is_coarse]
-            known = resolver.stored(done)[0] if done else set()
+            known = resolver.stored(job.encoded.record.id for job in batch)[0] if is_coarse else set()
             for job in batch:
                 if job.encoded.record.id not in known:
                     writer.put(job.encoded)
