@@ -76,7 +76,8 @@ class Change:
     def __enter__(self) -> Self:
         resolver = self.repository.resolver
         self._hold = self._left.enter_context(resolver.under_way())
-        known = resolver.known([record.id for record in self.writer.encoded_records])
+        encoded = [record.id for record in self.writer.encoded_records]
+        known = resolver.known(encoded) if encoded else ()
         self._hold([record for record in self.writer.records if record.id not in known])
         return self
 

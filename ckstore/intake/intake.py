@@ -21,7 +21,6 @@ from ckstore.commit.change import remove_uncommitted
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, check_tag_is_no_run, policy_of, tag
 from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
 from ckstore.formats.directory import is_part
-from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Address, Repository
 from ckstore.retention.retain import note_changes, retain
@@ -168,7 +167,7 @@ class Intake:
         run = report.version.run
         policy = policy_of(self.repository.catalog, run)
         if report.version.hot or policy.retention:
-            keep = (policy if options.hot is None else Policy(hot=options.hot)).kept_hot
+            keep = policy.kept_hot if options.hot is None else options.hot
             if self._encoder is None:
                 from ckstore.retention.encoder import BackgroundEncoder
 

@@ -113,7 +113,7 @@ class ScannedVersion:
         return f"{file.path}/" if self.is_directory else ""
 
     def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Return the bits of the elements from `first` to before `last` of a unit as unsigned integers, aligned, read-only."""
+        """Return the bits of the elements from `first` to before `last` of a unit: unsigned, aligned, read-only."""
         held = self.held.get(unit.members[0])
         if held is not None:
             return held[first:last]

@@ -174,6 +174,8 @@ class Blobs:
         self._repository = repository
         self._pack = "" if parent is None else parent.pack
         self._document = None if parent is None else repository.resolver.document(parent)
+        packs = set() if self._document is None else {self._pack, *self._document.blob_packs()}
+        self._known = repository.catalog.known_packs(packs)
 
     def layout(self, data: bytes) -> BlobRef:
         """Add the layout document; return its place."""
@@ -215,8 +217,7 @@ class Blobs:
         ref = blob.within(pack)
         reference = ref if ref.against is None else ref.against
         # Parts of a damaged pack may be readable, but must not become bases.
-        packs = {blob.pack for blob in ref.chain if blob.pack is not None}
-        if not repository.catalog.known_packs(packs) >= packs:
+        if not self._known.issuperset([one.pack for one in ref.chain]):
             return None
         try:
             return ref, repository.resolver.blob(ref, pack), reference, repository.resolver.blob(reference, pack)

@@ -147,11 +147,16 @@ def ingest(
             hash_version(scanned, force=request.force, progress=progress)
         reads = [file.source.pread if written is None else written.sample for file in scanned.files]
         bands = bands_of(zip(reads, scanned.layouts, strict=True))
-        request = replace(request, bands=bands, parent=None if written is None else written.after)
+        request = replace(
+            request,
+            bands=bands,
+            parent=None if written is None else written.after,
+            source=scanned.name,
+            gradients=gradients,
+        )
         request, like = _with_parent(repository, options.parent, request, scanned, is_cut=written is not None)
         if options.parent == AUTO and request.parent is not None and written is None:
             _cut_again(repository, scanned, request.parent)
-        request = replace(request, source=scanned.name, gradients=gradients)
         report = _ingest(repository, scanned, request, progress, written)
     if report.is_new and (written is None or written.keep is None):
         report = IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
