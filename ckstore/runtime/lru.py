@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 class Lru(Generic[Key, Value]):
     """Values by key, the least recently used ones dropped beyond a limit of the sum of their weights; safe for threads.
 
-    The weight of a value, by default 1, must not change while the value is cached. A dropped value takes along those
+    The weight of a value, by default 1, is the one that it has when it is cached. A dropped value takes along those
     whose keys `joined` names.
 
     Examples
@@ -34,7 +34,7 @@ class Lru(Generic[Key, Value]):
         self.limit = limit
         self._weight_of = weight
         self._joined = joined
-        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self._sum = 0
         self._lock = Lock()
 
@@ -53,23 +53,24 @@ class Lru(Generic[Key, Value]):
     def get(self, key: Key) -> Value | None:
         """Return a value and mark it as used; None if it is not cached."""
         with self._lock:
-            value = self._values.get(key)
-            if value is not None:
-                self._values.move_to_end(key)
-            return value
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
 
     def put(self, key: Key, value: Value) -> Value:
         """Cache a value unless the key has one; return the cached value."""
-        weight = self._weigh(value)
+        weight = 1 if self._weight_of is None else self._weight_of(value)
         with self._lock:
             present = self._values.get(key)
             if present is not None:
-                return present
-            self._values[key] = value
+                return present[0]
+            self._values[key] = value, weight
             self._sum += weight
             while self._sum > self.limit:
-                oldest, dropped = self._values.popitem(last=False)
-                self._sum -= self._weigh(dropped)
+                oldest, (dropped, weight) = self._values.popitem(last=False)
+                self._sum -= weight
                 for other in () if self._joined is None else self._joined(oldest, dropped):
                     self._drop(other)
             return value
@@ -80,15 +81,12 @@ class Lru(Generic[Key, Value]):
             self._drop(key)
 
     def _drop(self, key: Key) -> None:
-        value = self._values.pop(key, None)
-        if value is not None:
-            self._sum -= self._weigh(value)
+        found = self._values.pop(key, None)
+        if found is not None:
+            self._sum -= found[1]
 
     def clear(self) -> None:
         """Drop all values."""
         with self._lock:
             self._values.clear()
             self._sum = 0
-
-    def _weigh(self, value: Value) -> int:
-        return 1 if self._weight_of is None else self._weight_of(value)
