@@ -24,9 +24,8 @@ class DirectoryStorage:
 
     def put(self, name: str, data: bytes | Path) -> None:
         """Write a file durably; one at its place, as packs are, stays."""
-        target = self._made(name)
-        if data != target:
-            durable.write_file(target, data if isinstance(data, bytes) else data.read_bytes())
+        if data != self.path / name:
+            durable.write_file(self._made(name), data if isinstance(data, bytes) else data.read_bytes())
 
     def put_absent(self, name: str, data: bytes) -> bool:
         """Write a file durably if absent, through a second link of a temporary file."""

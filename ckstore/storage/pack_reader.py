@@ -164,6 +164,7 @@ class PackReader:
 
     def __init__(self, storage: Storage, path: Path, places: Places, limit: int = 10) -> None:
         self._storage = storage
+        self.read_price = storage.read_price
         self._directory = path / root.PACKS
         self._places = places
         self._open: Lru[str, OpenPack] = Lru(limit)
@@ -172,11 +173,6 @@ class PackReader:
     def of(cls, store: Path, places: Places | None = None) -> Self:
         """Return the packs of a store in a directory; by default, its segments are read for places."""
         return cls(DirectoryStorage(store), store, places or FoundPlaces(store))
-
-    @property
-    def read_price(self) -> float:
-        """The price of reading a byte; see `Storage`."""
-        return self._storage.read_price
 
     def mapped(self, pack: str) -> memoryview:
         """Return a pack's bytes as a private mapping: changes to them stay in memory."""
