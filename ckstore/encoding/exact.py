@@ -138,8 +138,7 @@ class ObjectEncoder:
             if self._keep:
                 for other in replaced:
                     self.reader.cache.drop((other, chunk))
-                if self.reader.cache.get((content, chunk)) is None:  # Possibly cached by a read of a hot version.
-                    self.reader.cache.put_part((content, chunk), bits)
+                self.reader.cache.put_part((content, chunk), bits)
         return payloads, others
 
     def _base(self, parent: Parent, unit: Unit) -> Record | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
@@ -141,6 +141,14 @@ class Chains:
     def depth(self, record: Record) -> int:
         """Return the number of deltas in the chain that restoring the object takes."""
         return self._resolver.settled(partial(self._link, record)).depth
+
+    def deepest(self, identities: Iterable[str]) -> int:
+        """Return the largest depth of some objects without lost ones; -1 if there are none."""
+        longest = -1
+        for identity in identities:
+            with suppress(IntegrityError):
+                longest = max(longest, self.depth(self._resolver.record(identity)))
+        return longest
 
     def parts(self, record: Record) -> int:
         """Return the number of objects in the chain that are parts of their bases."""

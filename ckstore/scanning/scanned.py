@@ -140,9 +140,14 @@ class ScannedVersion:
 
     def checked(self, unit: Unit, *, rounded: bool = False) -> Callable[[int, int], Bits]:
         """Return a reader of a unit; raise `InputError` as `check` does."""
-        whole = self.read(unit, 0, unit.count)
-        self.check(unit, whole, rounded=rounded)
+        whole = self.whole(unit, rounded=rounded)
         return lambda first, last: whole[first:last]
+
+    def whole(self, unit: Unit, *, rounded: bool = False) -> Bits:
+        """Return the bits of all elements of a unit; raise `InputError` as `check` does."""
+        bits = self.read(unit, 0, unit.count)
+        self.check(unit, bits, rounded=rounded)
+        return bits
 
     def check(self, unit: Unit, bits: Bits, *, rounded: bool = False) -> None:
         """Raise `InputError` unless the unit's bytes are the hashed ones, by CRC-32 if they are `rounded`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from ckstore.encoding.estimate import Encoded, Parent
 from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.value_roles import Values
-from ckstore.errors import IntegrityError
 from ckstore.formats.layout import FileLayout
 from ckstore.lineage.cost import cost
 from ckstore.objects.continuation import Cut
@@ -152,8 +151,7 @@ def store_raw(
             known |= {content: Stored(content, is_raw=True) for content in raw}
         for content, unit in fresh.items():
             if content not in known:
-                bits = scanned.read(unit, 0, unit.count)
-                scanned.check(unit, bits)
+                bits = scanned.whole(unit)
                 writer.put_raw(content, unit.dtype, unit.chunk, bits, scanned.digest(unit))
                 known[content] = Stored(content, is_raw=True)
             if progress is not None:
@@ -168,10 +166,7 @@ def version_budget(
 ) -> Budget:
     """Return the budget to plan a version's `size` bytes of objects within; lost objects of the parent do not count."""
     full = cost(assembly_work(layouts))
-    longest = -1
-    for item in parents:
-        with suppress(IntegrityError):
-            longest = max(longest, reader.chains.depth(reader.resolver.record(item.id)))
+    longest = reader.chains.deepest([item.id for item in parents])
     return Budget(full + LEVEL * (1 + longest), full, size, budget)
 
 
