@@ -186,10 +186,11 @@ def _facts(file: ScannedFile) -> dict[str, Any]:
 def _set_step(scanned: ScannedVersion) -> None:
     """Set the step of a version from its contents, else from its name; note a number that is no step."""
     scanned.step, inside = step_inside(scanned)
-    named = step_of_name(scanned.name and (Path(scanned.name).name or Path(scanned.name).resolve().name))
-    if scanned.step is None:
-        scanned.step = named.step
-    scanned.unused = unused_step(inside, named.unused if scanned.step is None else "")
+    unused = ""
+    if scanned.step is None and scanned.name:
+        named = step_of_name(Path(scanned.name).name or Path(scanned.name).resolve().name)
+        scanned.step, unused = named.step, named.unused
+    scanned.unused = unused_step(inside, unused if scanned.step is None else "")
 
 
 def unused_step(inside: str, named: str) -> str:
