@@ -199,20 +199,21 @@ class Connection:
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
-        return self._run(lambda database: database.execute(statement, parameters))
+        return self._run("execute", statement, parameters)
 
     def execute_many(self, statement: str, parameters: Collection[Sequence[Any]]) -> None:
         """Run a statement for each row of parameters."""
         if parameters:
-            self._run(lambda database: database.executemany(statement, parameters))
+            self._run("executemany", statement, parameters)
 
-    def _run(self, change: Callable[[sqlite3.Connection], sqlite3.Cursor]) -> sqlite3.Cursor:
+    def _run(self, method: str, statement: str, parameters: Collection[Any]) -> sqlite3.Cursor:
         try:
             with self._lock:
                 if self._is_inherited:
                     forks.check()
                 self._add_triggers()
-                return change(self._database)
+                cursor: sqlite3.Cursor = getattr(self._database, method)(statement, parameters)
+                return cursor
         except _ERRORS:
             with self._explained:
                 raise

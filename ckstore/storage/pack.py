@@ -225,9 +225,10 @@ class PackWriter:
         name = self._digest + _SUFFIXES[self.kind]
         durable.checkpoint("pack-synced")
         self._done = True
-        self._is_new = not (self._directory / name).exists()
+        target = self._directory / name
+        self._is_new = not target.exists()
         try:
-            os.replace(self._path, self._directory / name)
+            os.replace(self._path, target)
         except BaseException:
             self._path.unlink(missing_ok=True)
             raise

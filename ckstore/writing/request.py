@@ -176,6 +176,8 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
     NumPy scalars, and arrays and tensors without axes, are their numbers. Raise `UsageError` for any other value.
     """
+    if isinstance(metrics, dict) and not metrics:
+        return {}
 
     def item(value: Any) -> Any:
         if (number := plain_number(value)) is not value:
