@@ -140,10 +140,9 @@ def packed_size(extra: bytes) -> int:
     return int(packed) if (tag, length) == (_ZIP64, 16) else 0
 
 
-def descriptor(member: Member) -> bytes:
-    """Return the record after a member's bytes with `HAS_DESCRIPTOR`."""
-    form = "<4sL2Q" if max(member.size, member.packed) >= LIMIT else "<4s3L"
-    return struct.pack(form, DESCRIPTOR_MAGIC, member.crc, member.packed, member.size)
+def descriptor(crc: int, size: int) -> bytes:
+    """Return the record after the bytes of a stored member with `HAS_DESCRIPTOR`."""
+    return struct.pack("<4sL2Q" if size >= LIMIT else "<4s3L", DESCRIPTOR_MAGIC, crc, size, size)
 
 
 def central_record(style: Style, member: Member) -> bytes:

@@ -257,7 +257,7 @@ class _Archive:
     def add(self, name: str, data: bytes) -> None:
         """Append an entry with its data."""
         self._begin(f"{_FOLDER}/{name}".encode(), crc32(data), len(data))
-        self._append(data + descriptor(_member(b"", crc32(data), len(data))))
+        self._append(data + descriptor(crc32(data), len(data)))
 
     def reserve(self, names: Iterable[str], sizes: Iterable[int]) -> list[int]:
         """Append entries whose data is written later; return the places of the data."""
@@ -271,7 +271,7 @@ class _Archive:
             fulls.append(full)
             starts.append(self._position)
             if nbytes not in descriptors:
-                descriptors[nbytes] = descriptor(_member(b"", 0, nbytes))
+                descriptors[nbytes] = descriptor(0, nbytes)
             self._position += nbytes
             self._append(descriptors[nbytes])
         return starts[before:]
