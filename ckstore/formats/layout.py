@@ -391,7 +391,7 @@ class Lists:
         import numpy as np
 
         found, starts = np.ones(self.counts.size), self.counts.cumsum() - self.counts
-        axis, long = 0, np.flatnonzero(self.counts)
+        axis, long = 0, self.counts.nonzero()[0]
         while long.size:
             found[long] = np.minimum(found[long] * self.items[starts[long] + axis], _BEYOND)
             axis += 1
@@ -403,7 +403,7 @@ def places_of(extents: Integers, counts: Sequence[Integers]) -> Integers:
     """Return the number over all files of each tensor's extent; -1 without one. See `fault_of`."""
     import numpy as np
 
-    limits, bases = (np.repeat(column, counts[1]) for column in (counts[0], counts[0].cumsum() - counts[0]))
+    limits, bases = (column.repeat(counts[1]) for column in (counts[0], counts[0].cumsum() - counts[0]))
     return np.where((extents >= 0) & (extents < limits), extents + bases, -1)
 
 
@@ -431,7 +431,7 @@ def fault_of(
     import numpy as np
 
     (sizes, counts), (starts, forms, widths), (shapes, strides, _, offsets, own) = files, extents, tensors
-    file = np.repeat(np.arange(sizes.size), counts[0])
+    file = np.arange(sizes.size).repeat(counts[0])
     limits, lowest = sizes[file], min(starts.min(initial=0), forms.items.min(initial=0))
     if lowest < 0 or (np.maximum(forms.products, starts) > limits).any():
         return "extents"
@@ -442,9 +442,9 @@ def fault_of(
     if lowest < 0 or offsets.max(initial=0) > _BEYOND or (shapes.counts != strides.counts).any():
         return "tensors"
     # The distance of the last element from the first, as a float: exact where it may be in an extent.
-    owners = np.repeat(np.arange(own.size), shapes.counts)
+    owners = np.arange(own.size).repeat(shapes.counts)
     reach = np.clip(np.bincount(owners, (shapes.items - 1.0) * strides.items, own.size), 0, _BEYOND).astype(np.int64)
-    held = np.flatnonzero(shapes.products)
+    held = shapes.products.nonzero()[0]
     places = places_of(tensors[2], counts)[held]
     if places.min(initial=0) < 0 or ((offsets + reach)[held] >= forms.products[places]).any():
         return "tensors"

@@ -42,7 +42,7 @@ _TYPES = ("u1", "<u2", "<u4", "<u8")
 #: The largest number of each type but the last.
 _BOUNDS = [(1 << bits) - 1 for bits in (8, 16, 32)]
 #: Called for some thirty short columns of each version: the methods of arrays take twice as long.
-_least, _largest = np.minimum.reduce, np.maximum.reduce
+_least, _largest, _sum = np.minimum.reduce, np.maximum.reduce, np.add.reduce
 #: Set in the code of a column of differences, which are small and alike in a regular model.
 _DIFFERENCES = 4
 
@@ -93,7 +93,7 @@ class ColumnReader:
         if self._at > len(data) or (count is not None and size != count):
             raise ValueError("a column has another length")
         stored = np.frombuffer(data, kind, size, at + 1)
-        if kind.itemsize == 8 and size and int(stored.max()) >= 1 << 63:
+        if kind.itemsize == 8 and size and int(_largest(stored)) >= 1 << 63:
             raise ValueError("an integer takes more than 63 bits")
         column = stored.astype(np.int64)
         if code >= _DIFFERENCES:
@@ -102,7 +102,7 @@ class ColumnReader:
             wraps = kind.itemsize == 8 or size >> 31
             if wraps and size and (float(stored.sum(dtype=np.float64)) >= 1.5 * 2.0**63 or int(column.min()) < 0):
                 raise ValueError("an integer takes more than 63 bits")
-        if size and int(column[-1] if code >= _DIFFERENCES else column.max()) >= limit:
+        if size and int(column[-1] if code >= _DIFFERENCES else _largest(column)) >= limit:
             raise ValueError("an integer is too large")
         return column
 
@@ -178,9 +178,9 @@ class LayoutDocument:
         self.scales = np.array([1 + (name in PARTS) for name in self.names], np.int64)[self.extent_dtypes]
         self.extent_shapes = _lists(read, extents)
         named = read.integers(extents)
-        if (named > np.repeat(self.counts[1], self.counts[0])).any():
+        if (named > self.counts[1].repeat(self.counts[0])).any():
             raise ValueError("an extent is named after no tensor")
-        before = np.repeat(self.counts[1].cumsum() - self.counts[1], self.counts[0])
+        before = (self.counts[1].cumsum() - self.counts[1]).repeat(self.counts[0])
         self.named = np.where(named, named + before - 1, -(named == 0).cumsum())
         self.own = read.texts(int((named == 0).sum()))
         self.texts = read.texts(tensors)
@@ -290,7 +290,7 @@ class LayoutDocument:
         return list(map(Checked, self.checked_names[first:last], starts, stops, self.positions.cut(first, last)))
 
     def _units(self, first: int, last: int) -> list[Unit]:
-        begin, end = int(self.members[:first].sum()), int(self.members[:last].sum())
+        begin, end = int(_sum(self.members[:first])), int(_sum(self.members[:last]))
         flat = map(Member, *(column[begin:end].tolist() for column in self.stretches))
         members = [tuple(islice(flat, count)) for count in self.members[first:last].tolist()]
         dtypes, shapes = _by_number(self.names, self.unit_dtypes[first:last]), self.unit_shapes.cut(first, last)
@@ -306,7 +306,7 @@ class LayoutDocument:
         file, extent, first, count = self.stretches
         place = self.bases[file] + extent
         scale = self.scales[place]
-        unit = np.repeat(np.arange(self.members.size), self.members)
+        unit = np.arange(self.members.size).repeat(self.members)
         return place, unit, first * scale, count * scale, np.lexsort((first, place))
 
     @cached_property
@@ -340,7 +340,7 @@ class LayoutDocument:
         follows = within[1:] == within[:-1]
         if (ends > sizes[within]).any() or (begins[1:] < ends[:-1])[follows].any():
             return True
-        if not gaps and int(count.sum()) != int(sizes.sum()):
+        if not gaps and _sum(count) != _sum(sizes):
             return True
         # As integers: members are disjoint, so that no sum exceeds the bytes of the files.
         totals = np.zeros(self.members.size, np.int64)
@@ -447,9 +447,8 @@ def _tuples(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterable[bytes]:
 
 def _by_place(counts: Integers) -> Integers:
     """Return the order that puts the first items of all lists first, then the second ones, and so on."""
-    starts = np.cumsum(counts) - counts
-    within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
-    return np.argsort(within, kind="stable")
+    within = np.arange(int(_sum(counts))) - (counts.cumsum() - counts).repeat(counts)
+    return within.argsort(kind="stable")
 
 
 def _by_number(names: Sequence[str], numbers: Integers) -> Iterator[str]:
@@ -459,15 +458,15 @@ def _by_number(names: Sequence[str], numbers: Integers) -> Iterator[str]:
 
 def _total(counts: Integers) -> int:
     """Return the sum of some counts."""
-    if float(counts.sum(dtype=np.float64)) >= LIMIT:
+    if float(_sum(counts, dtype=np.float64)) >= LIMIT:
         raise ValueError("there are too many items")
-    return int(counts.sum())
+    return int(_sum(counts))
 
 
 def _lists(read: ColumnReader, count: int, limit: int = LIMIT) -> Lists:
     """Return `count` lists: a column of lengths, and one of the items of all."""
     ranks = read.integers(count, MOST_AXES + 1)
-    return Lists(ranks, read.integers(int(ranks.sum()), limit))
+    return Lists(ranks, read.integers(int(_sum(ranks)), limit))
 
 
 def _boxes(read: ColumnReader, ranks: Integers) -> dict[int, Box]:
@@ -475,7 +474,7 @@ def _boxes(read: ColumnReader, ranks: Integers) -> dict[int, Box]:
     if ranks.size < numbers.size or (np.diff(numbers) <= 0).any():
         raise ValueError("shards are not in order")
     lengths = ranks[numbers]
-    count = int(lengths.sum())
+    count = int(_sum(lengths))
     firsts, wholes = (Lists(lengths, read.integers(count, _NATURAL)).cut() for _ in range(2))
     return dict(zip(numbers.tolist(), map(Box, firsts, wholes), strict=True))
 

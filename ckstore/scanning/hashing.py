@@ -269,14 +269,14 @@ def _cuts_of(version: ScannedVersion) -> Iterator[_Cuts]:
         np.array(list(map(attrgetter(name), members)), np.int64) for name in ("file", "extent", "first", "count")
     )
     lengths = np.array([len(unit.members) for unit in version.units], np.int64)
-    units = np.repeat(np.arange(lengths.size), lengths)
+    units = np.arange(lengths.size).repeat(lengths)
     nbytes = np.array([unit.nbytes for unit in version.units], np.int64)
     bounds = np.append(0, lengths.cumsum())
     widths = (nbytes // np.diff(np.append(0, counts.cumsum())[bounds]))[units]
     sizes = counts * widths
     positions = sizes.cumsum() - sizes - (nbytes.cumsum() - nbytes)[units]
     order = np.lexsort((firsts, extents, files))
-    bounds = np.searchsorted(files[order], np.arange(len(version.files) + 1))
+    bounds = files[order].searchsorted(np.arange(len(version.files) + 1))
     for number, layout in enumerate(version.layouts):
         rows = order[bounds[number] : bounds[number + 1]]
         begins = np.array([extent.start for extent in layout.extents], np.int64)[extents[rows]]
@@ -284,14 +284,14 @@ def _cuts_of(version: ScannedVersion) -> Iterator[_Cuts]:
         stops = begins + sizes[rows]
         # Gaps belong to the skeleton.
         before, after = np.append(0, stops), np.append(begins, layout.size)
-        gaps = np.flatnonzero(after > before)
+        gaps = (after > before).nonzero()[0]
         owners = units[rows]
         lasts = owners.size - 1 - np.unique(owners[::-1], return_index=True)[1]
         ends = np.union1d(np.unique(owners, return_index=True)[1], lasts)
         columns: list[tuple[Any, Any]] = [(begins, before[gaps]), (stops, after[gaps]), (owners, -1)]
         columns += [(column[rows], -1) for column in (extents, firsts, positions)]
         lists = [np.insert(column, gaps, values).tolist() for column, values in columns]
-        yield _Cuts._make([*lists, (ends + np.searchsorted(gaps, ends, "right")).tolist()])
+        yield _Cuts._make([*lists, (ends + gaps.searchsorted(ends, "right")).tolist()])
 
 
 class _Blocks:

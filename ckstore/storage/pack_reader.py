@@ -263,8 +263,9 @@ class PackReader:
 
         The directory has an entry for each array of the pack; its last one is found without reading the others.
         """
-        length = min(_TAIL, self.size(pack))
-        tail = self.pread(pack, self.size(pack) - length, length)
+        size = self.size(pack)
+        length = min(_TAIL, size)
+        tail = self.pread(pack, size - length, length)
         end = length - END.size
         place = tail.rfind(CENTRAL_MAGIC, 0, max(end, 0))
         if place < 0 or tail[end : end + 4] != END_MAGIC or place + CENTRAL.size > end:
