@@ -111,8 +111,10 @@ class CatalogResolver:
             return look()
         self._looking.began = True
         try:
-            with suppress(IntegrityError):
+            try:
                 return look()
+            except IntegrityError:
+                pass
             for _ in range(_CHANGES):
                 self.catalog.refresh()
                 self.forget()

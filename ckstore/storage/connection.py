@@ -7,9 +7,10 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Literal
 from urllib.parse import quote
 from weakref import WeakMethod, finalize
@@ -81,7 +82,7 @@ class Connection:
         self._is_mirror = is_mirror
         self._timeout = timeout
         self._lock = forks.Lock()
-        self._depth = 0
+        self._owner = 0  # The thread that holds a transaction.
         self._ends: list[Callable[[bool | None], None]] = []
         self._is_inherited = False
         self._size = self._claims = self._connected = 0
@@ -118,7 +119,7 @@ class Connection:
         self._closing.detach()
         forks.leave(self._database)
         self._is_inherited = True
-        self._depth = 0
+        self._owner = 0
 
     def rows(self, statement: str, parameters: Sequence[Any] = (), schema: type[Struct] | None = None) -> list[Any]:
         """Return all rows of a query as tuples of the schema; raise `IntegrityError` for an invalid row."""
@@ -177,7 +178,7 @@ class Connection:
         return found
 
     def _found(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
-        if self._depth:
+        if self._owner:
             return self._fetched(self._database, statement, parameters)
         with PlaceLock(self._place):
             if self._is_inherited or (not self._same_file() and self.path.is_file()):
@@ -211,15 +212,15 @@ class Connection:
             with self._lock:
                 if self._is_inherited:
                     forks.check()
-                self._add_triggers()
+                if not self._has_triggers:
+                    self._add_triggers()
                 cursor: sqlite3.Cursor = getattr(self._database, method)(statement, parameters)
                 return cursor
         except _ERRORS:
             with self._explained:
                 raise
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """Hold the write lock from the first statement on; all or nothing. Joins a transaction of the same thread.
 
         Raises
@@ -231,12 +232,14 @@ class Connection:
         """
         if self.mode != "a":
             raise ReadOnlyError(f"{self.path} is open for reading; open the store for writing.")
+        joined: AbstractContextManager[Any] = self._lock  # Which takes no calls of Python.
+        return joined if self._owner == get_ident() else self._transaction()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         with self._lock:
-            if self._depth:
-                yield
-                return
             self._begin()
-            self._depth = 1
+            self._owner = get_ident()
             try:
                 with self._explained:
                     self._refuse_later(self._database)  # It may have been upgraded since it was opened.
@@ -247,17 +250,17 @@ class Connection:
                 durable.checkpoint("after-commit")
                 self._end(is_committed=True)
             except BaseException:
-                if not self._depth:
+                if not self._owner:
                     raise  # It is a parent's.
                 if self._database.in_transaction:
                     self._end(is_committed=False)
                     self._database.execute("ROLLBACK")
                 else:
-                    self._depth = 0
+                    self._owner = 0
                     self._end(is_committed=None)
                 raise
             finally:
-                self._depth = 0
+                self._owner = 0
                 self._ends.clear()
 
     def at_end(self, call: Callable[[bool | None], None]) -> None:
@@ -284,7 +287,8 @@ class Connection:
                     self._reopen()
                 self._database.execute("PRAGMA busy_timeout = 0")
                 try:
-                    self._add_triggers()
+                    if not self._has_triggers:
+                        self._add_triggers()
                     self._database.execute("BEGIN IMMEDIATE")
                     return
                 except sqlite3.OperationalError as error:
@@ -301,10 +305,9 @@ class Connection:
 
     def _add_triggers(self) -> None:
         """Add the triggers before the first change: many connections are opened for writing, and read."""
-        if not self._has_triggers:
-            for trigger in chain.from_iterable(catalog_tables.TRIGGERS.values()):
-                self._database.execute(trigger)
-            self._has_triggers = True
+        for trigger in chain.from_iterable(catalog_tables.TRIGGERS.values()):
+            self._database.execute(trigger)
+        self._has_triggers = True
 
     def _reopen(self) -> None:
         if not self.path.is_file():
@@ -328,7 +331,7 @@ class Connection:
             status = os.stat(self._file)
             self._size = status.st_size
             is_same = status.st_ino == self._inode
-            return is_same and (self.mode == "r" or _inode(self._claims_file) == self._claims)
+            return is_same and (self.mode == "r" or os.stat(self._claims_file).st_ino == self._claims)
         except FileNotFoundError:
             return False
 
