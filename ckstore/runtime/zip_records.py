@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from itertools import repeat
 from typing import NamedTuple
 
 LOCAL = struct.Struct("<4s5H3L2H")
@@ -148,10 +149,10 @@ def descriptor(crc: int, size: int) -> bytes:
 def central_record(style: Style, member: Member) -> bytes:
     """Return a member's record in the directory."""
     numbers = member.size, member.packed, member.offset
-    large = [number for number in numbers if number >= LIMIT]
-    extra = _long_fields(*large) if large else b""
-    size, packed, offset = [min(number, FULL) for number in numbers]
-    version = _VERSION_64 if large else style.version
+    extra, version = b"", style.version
+    if max(numbers) >= LIMIT:
+        extra, version = _long_fields(*[number for number in numbers if number >= LIMIT]), _VERSION_64
+    size, packed, offset = map(min, numbers, repeat(FULL))
     head = (style.system << 8 | version, version, style.flags, member.method, 0, style.date, member.crc, packed, size)
     tail = (len(member.name), len(extra), 0, 0, 0, style.attributes, offset)
     return CENTRAL.pack(CENTRAL_MAGIC, *head, *tail) + member.name + extra

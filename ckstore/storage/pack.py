@@ -290,13 +290,12 @@ class PackWriter:
     def _add_member(
         self, name: str, views: Sequence[memoryview], digest: bytes | None = None, crc: int | None = None
     ) -> PackEntry:
-        size = sum(view.nbytes for view in views)
         align = _ALIGNMENT if self.kind == "raw" else 1
         try:
             entry = PackEntry(*self._zip.add_stored(name, views, align=align, digest=digest, crc=crc))
-            self._writeback.wrote(size)
-        except OSError:
-            with durable.write_explained(self._directory, size):  # Here, as entering it takes calls.
+            self._writeback.wrote(entry.length)
+        except OSError:  # Here, as entering the context takes calls.
+            with durable.write_explained(self._directory, sum(view.nbytes for view in views)):
                 raise
         return entry
 
