@@ -405,5 +405,5 @@ def _stretches(version: StoredVersion, number: int) -> Iterator[tuple[_Stretch, 
             yield (-1, start, position), position - start
             continue
         size = ITEM_SIZES[layout.extents[piece.extent].dtype]
-        for first, last in version.contents.stretches(number, piece.extent):
+        for first, last in version.contents.stretches(number, piece.extent, 0, (piece.stop - piece.start) // size):
             yield (piece.extent, first, last), (last - first) * size
