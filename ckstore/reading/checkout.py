@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -391,7 +392,7 @@ def file_blocks(version: StoredVersion, number: int) -> Iterator[Blocks]:
 
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
         # A thread gets many small chunks at once.
-        groups = batches(_stretches(version, number), lambda item: item[1], _GROUP)
+        groups = batches(_stretches(version, number), itemgetter(1), _GROUP)
         yield from in_order(pool, work, groups, 2 * worker_count())
 
 

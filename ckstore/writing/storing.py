@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from ckstore.encoding.budget import Budget
@@ -103,7 +104,7 @@ def store_objects(
         else:
             unstored = objects.streamed(stream, budget)
         encoded = _encoded(pool, estimator, unstored, budget)
-        for batch in batches(encoded, lambda job: job.unit.nbytes, _BATCH):
+        for batch in batches(encoded, attrgetter("unit.nbytes"), _BATCH):
             # An exact version encodes no object that the store knows. A second record of another one could name itself
             # as its base.
             known = resolver.stored(job.encoded.record.id for job in batch)[0] if is_coarse else set()
