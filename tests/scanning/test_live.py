@@ -14,7 +14,7 @@ import torch
 import ckstore
 from ckstore.errors import InputError
 from ckstore.formats.torch.live_state import StateDictSource, describe_state_dict
-from ckstore.scanning.hashing import hash_version
+from ckstore.scanning.hashing import hash_version, held_windows
 from ckstore.scanning.inputs import STATE_DICT, scan_state_dict
 from tests.equality import assert_same, storage_of
 
@@ -100,6 +100,20 @@ def test_a_state_that_changes_while_it_is_read_is_refused(rounded: bool, is_stil
     state["w"][7] += 1
     with pytest.raises(InputError, match="changed while it was read"):
         scanned.checked(unit, rounded=rounded)
+
+
+@pytest.mark.parametrize("is_still", [False, True])
+def test_values_at_odd_addresses_are_read_aligned(is_still: bool) -> None:
+    """Kernels refuse others."""
+    array = np.zeros((4 << 16) + 1, np.uint8)[1:].view(np.float32)
+    assert not array.flags.aligned
+    described = describe_state_dict({"w": array})
+    described.is_still = is_still
+    scanned = scan_state_dict(described)
+    for [number] in held_windows(scanned):
+        assert scanned.whole(scanned.units[number]).flags.aligned
+    scanned.held.clear()
+    assert scanned.whole(scanned.units[0]).flags.aligned
 
 
 def test_copies_of_non_contiguous_tensors_do_not_accumulate() -> None:
