@@ -86,17 +86,15 @@ def write_safetensors(
 
 
 def write_npz(out: IO[bytes], items: Sequence[tuple[str, str, tuple[int, ...]]], read: ReadItem) -> None:
-    """Write an uncompressed npz archive, one entry `<name>.npy` for each tensor; see `write_safetensors`.
+    """Write an uncompressed npz archive of tensors of NumPy's dtypes, one entry `<name>.npy` each.
 
-    NumPy has no bfloat16, float8, float4 or complex32: these are written as unsigned integers of their size, bit for
-    bit.
+    See `write_safetensors`.
     """
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for index, item in enumerate(_distinct(items)):
-            kind = _NPY_KINDS.get(item.dtype) or _NPY_KINDS[f"uint{8 * ITEM_SIZES[item.dtype]}"]
             entry = zipfile.ZipInfo(f"{item.name}.npy")
             with archive.open(entry, "w", force_zip64=item.nbytes >= _ZIP64_BYTES) as member:
-                member.write(_npy_header(kind, item.shape))
+                member.write(_npy_header(_NPY_KINDS[item.dtype], item.shape))
                 _copy(cast(Output, member), item, read(index))
 
 

@@ -9,9 +9,12 @@ from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, get_args
 
+import numpy as np
 from msgspec.structs import replace
 
+from ckstore.dtypes import ITEM_SIZES, NATIVE, plain_dtype
 from ckstore.errors import CkstoreError, UsageError
+from ckstore.formats.containers.safetensors import FLOAT4
 from ckstore.formats.flat_writers import write_npz, write_safetensors
 from ckstore.formats.layout import Extent, FileLayout, Tensor, TensorRef, row_major
 from ckstore.formats.layout import Path as TensorPath
@@ -19,6 +22,7 @@ from ckstore.formats.torch.zip_writer import write_torch
 from ckstore.formats.trees import replace_tensors, select_tensors, tensor_numbers
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.checkout import Block, staged
+from ckstore.reading.real_values import plain_numbers, to_float64
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.reading.subtree import Format, chosen_tensors, stripped_names, subtree_of
 from ckstore.runtime.threads import in_order, worker_count
@@ -155,9 +159,28 @@ def _write_flat(
     tensors = [version.paths[path][1] for path in chosen]
     items = [(name, tensor.dtype, tensor.shape) for name, tensor in zip(names.values(), tensors, strict=True)]
     if format == "npz":
-        write_npz(out, items, lambda index: reader.tensor(chosen[index]))
+        plain = [(name, *_plain(dtype, shape)) for name, dtype, shape in items]
+        write_npz(out, plain, lambda index: _numbers(reader.tensor(chosen[index]), items[index][1]))
     else:
         write_safetensors(out, items, lambda index: reader.tensor(chosen[index]), _METADATA)
+
+
+def _plain(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Return dtype and shape of a tensor in NumPy: float32 and complex64 for dtypes that it lacks."""
+    if dtype == FLOAT4:
+        return "float32", (*shape[:-1], 2 * (shape or (1,))[-1])
+    return plain_dtype(dtype), shape
+
+
+def _numbers(pieces: Iterator[Block], dtype: str) -> Iterator[Block]:
+    """Yield the bytes of the numbers of elements, as `_plain` describes them."""
+    if dtype in NATIVE:
+        yield from pieces
+        return
+    for piece in pieces:
+        bits = np.frombuffer(piece, f"u{ITEM_SIZES[dtype]}")
+        numbers = to_float64(bits, dtype).astype(np.float32) if dtype == FLOAT4 else plain_numbers(bits, dtype)
+        yield memoryview(numbers).cast("B")
 
 
 def _write_pt(

@@ -54,7 +54,7 @@ def test_npz_holds_every_tensor_by_its_path(version: Version, state: dict[str, A
     assert set(found) == set(version)
     np.testing.assert_array_equal(found["model/weight"], state["model"]["weight"].numpy(), strict=True)
     np.testing.assert_array_equal(found["model/part"], state["model"]["part"].numpy(), strict=True)
-    np.testing.assert_array_equal(found["model/bf16"], state["model"]["bf16"].view(torch.uint16).numpy(), strict=True)
+    np.testing.assert_array_equal(found["model/bf16"], state["model"]["bf16"].float().numpy(), strict=True)
     assert found["model/scalar"].shape == ()
 
 
@@ -259,3 +259,26 @@ def test_progress_counts_every_byte(version: Version, tmp_path: Path) -> None:
     counted: list[int] = []
     export(version._stored, tmp_path / "w.npz", "npz", progress=counted.append)
     assert sum(counted) == sum(version[path].nbytes for path in version)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2fnuz", "complex32"])
+def test_npz_holds_the_numbers_of_dtypes_that_numpy_lacks(dtype: str, tmp_path: Path) -> None:
+    values = torch.randn(70, 300).to(getattr(torch, dtype))
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": values, "one": values[0, 0], "none": values[:0]})
+        store["latest"].checkout(tmp_path / "w.npz")
+        found = np.load(tmp_path / "w.npz")
+        wanted = values.to(torch.complex64 if dtype == "complex32" else torch.float32).numpy()
+        np.testing.assert_array_equal(found["w"], wanted, strict=True)
+        np.testing.assert_array_equal(found["one"], wanted[0, 0])
+        assert found["none"].shape == (0, 300)
+
+
+def test_npz_holds_the_numbers_of_float4(tmp_path: Path) -> None:
+    packed = torch.arange(256, dtype=torch.uint8).reshape(4, 64).view(torch.float4_e2m1fn_x2)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": packed})
+        store["latest"].checkout(tmp_path / "w.npz")
+        found = np.load(tmp_path / "w.npz")["w"]
+        np.testing.assert_array_equal(found, np.asarray(store["latest"]["w"].numpy()).astype(np.float32), strict=True)
