@@ -383,7 +383,7 @@ def _is_worth_it(repository: Repository) -> bool:
 
 def _latest(ordered: Sequence[VersionRow], count: int) -> set[int]:
     """Return numbers of the last versions by step and by ingest: a resumed run may save lower steps later."""
-    return {row.number for row in ordered[-count:]} | set(sorted(row.number for row in ordered)[-count:])
+    return last_of(ordered, count) | set(sorted(row.number for row in ordered)[-count:])
 
 
 def _best(ordered: Sequence[VersionRow], wanted: Iterable[str]) -> set[int]:

@@ -27,7 +27,8 @@ def select_versions(
     """Return the versions to act on: the named ones, those of a run, or all, without the kept ones.
 
     Kept versions are counted in each run separately, in the order of steps, without superseded ones. If one of the
-    run's named versions has no step, they are counted in the order of numbers. The result is ordered by number.
+    run's named versions has no step, they are counted in the order of numbers; the last ones by step are kept, too. The
+    result is ordered by number.
 
     `specs` are names of versions, as in `version_names.resolve`, and ranges `A..B`: A, B and all versions of their run
     between them, by number if A and B are numbers, otherwise by step, without superseded ones; A and B may have been
@@ -84,12 +85,16 @@ def first_of_every(ordered: Sequence[VersionRow], every: int | str | None) -> se
 def last_of(ordered: Sequence[VersionRow], last: int | str) -> set[int]:
     """Return the numbers of the last versions: a number of them, or those of a time before the last ingest.
 
-    The last ingest and the last version in order always belong to them: clocks of machines differ.
+    That number of the highest steps belongs to them, even where versions without steps come later. The last ingest and
+    the highest step always do: clocks of machines differ.
     """
-    if not ordered or isinstance(last, int):
-        return {row.number for row in ordered[-int(last) :]}
-    end = _seconds(max(ordered, key=lambda row: row.number)) - seconds_of(last)
-    return {ordered[-1].number} | {row.number for row in ordered if _seconds(row) >= end}
+    count = last if isinstance(last, int) else 1
+    by_step = sorted((row for row in ordered if row.step is not None), key=lambda row: row.step or 0)
+    found = {row.number for row in (*ordered[-count:], *by_step[-count:])}
+    if isinstance(last, str) and ordered:
+        end = _seconds(max(ordered, key=lambda row: row.number)) - seconds_of(last)
+        found.update(row.number for row in ordered if _seconds(row) >= end)
+    return found
 
 
 def _seconds(row: VersionRow) -> float:

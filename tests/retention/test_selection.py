@@ -90,7 +90,7 @@ def test_kept_versions_are_counted_in_each_run(catalog: Catalog) -> None:
 
 
 def test_versions_without_a_step_go_by_number(catalog: Catalog) -> None:
-    assert numbers(catalog, run="loose", keep_last=1) == [10, 11]
+    assert numbers(catalog, run="loose", keep_last=1) == [10]  # Version 11 has the highest step.
     assert numbers(catalog, run="loose", keep_every=2) == []
     assert numbers(catalog, run="loose", keep_every=5) == [12]
     assert numbers(catalog, run="loose", keep_every=20) == [12]  # Numbers and steps are no periods of one another.
@@ -207,3 +207,12 @@ def test_a_wrong_clock_forgets_no_later_version(catalog: Catalog, odd: str) -> N
 def test_periods_that_keep_nothing(said: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Retention(**said)
+
+
+def test_a_version_without_a_step_costs_no_higher_one(catalog: Catalog) -> None:
+    """The highest step is what the name of a run means, so that `keep_last` spares it."""
+    steps = [1000, 2000, None, 10, 20]
+    first = catalog.version(1)
+    rows = [replace(first, number=number, step=step) for number, step in enumerate(steps, 1)]
+    assert last_of(rows, 2) == {1, 2, 4, 5}
+    assert [row.number for row in due(rows, Retention(keep_last=1)).forgotten] == [1, 3, 4]
