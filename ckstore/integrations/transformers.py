@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,7 @@ class StoreCallback:
             return self.store.ingest(
                 directory, run=run, step=step, parent=parent, metrics=metrics, replace=replace, verify=self.remove,
                 search=self.search, gradients=None if self.gradients is None else self.gradients.gradients(),
-                config=fitting(plain_config(args)) if is_dataclass(args) else None,
+                config=fitting(plain_config(_changed(args))) if is_dataclass(args) else None,
             )  # fmt: skip
 
         step = state.global_step
@@ -208,6 +208,12 @@ def resume_path(store: Store | str | os.PathLike[str], name: str, output_dir: st
 
 def _directory(output_dir: str | os.PathLike[str], step: int | None) -> Path:
     return Path(output_dir, f"checkpoint-{step}")
+
+
+def _changed(args: Any) -> dict[str, Any]:
+    """Return the arguments that differ from their defaults."""
+    values = {field.name: (getattr(args, field.name, None), field.default) for field in fields(args)}
+    return {name: value for name, (value, default) in values.items() if repr(value) != repr(default)}
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

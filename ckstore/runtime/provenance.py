@@ -31,6 +31,8 @@ _SECRET = re.compile(
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _LOGIN = re.compile(r"://[^/@\s]+@")
 _HIDDEN = "***"
+#: Names of values in the text of an object.
+_NAMED = re.compile(r"([\w-]+)['\"]?\s*[=:]")
 #: Seconds after which git has no answer.
 _PATIENCE = 2.0
 _GIT = ("git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
@@ -104,14 +106,15 @@ def _program(path: str) -> str:
 def plain_config(config: Any) -> dict[str, Any]:
     """Return a configuration (a mapping, a namespace, a dataclass) as plain JSON values, without secrets.
 
-    Fields of a dataclass with their default are left out; other values become their text.
+    Namespaces, dataclasses and named tuples within become mappings; other values become their text, those
+    with secrets in it the name of their type.
 
     Examples
     --------
     >>> plain_config({"lr": 3e-4, "hub_token": "abc", "model": {"layers": 4, "act": max}})
     {'lr': 0.0003, 'model': {'layers': 4, 'act': '<built-in function max>'}}
     """
-    kept = json.loads(json.dumps(_without_secrets(_mapping(config)), default=str), parse_constant=str)
+    kept = json.loads(json.dumps(_plain(_mapping(config), (config,))), parse_constant=str)
     assert isinstance(kept, dict)
     return kept
 
@@ -127,24 +130,30 @@ def fitting(config: dict[str, Any]) -> dict[str, Any]:
 def _mapping(config: Any) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        values = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
-        defaults = {field.name: field.default for field in dataclasses.fields(config)}
-        return {name: value for name, value in values.items() if not _is(value, defaults[name])}
+    if _is_dataclass(config):
+        return {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
     return {name: value for name, value in vars(config).items() if not name.startswith("_")}
 
 
-def _is(value: Any, default: Any) -> bool:
-    is_plain = isinstance(value, int | float | str) and type(value) is type(default)
-    return value is default or (is_plain and value == default)
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _without_secrets(value: Any) -> Any:
+def _plain(value: Any, above: tuple[Any, ...]) -> Any:
+    """Return a value without secrets; `above` are the objects that hold it."""
     if isinstance(value, Mapping):
-        return {str(name): _without_secrets(item) for name, item in value.items() if not is_secret(str(name))}
+        return {str(name): _plain(item, above) for name, item in value.items() if not is_secret(str(name))}
     if isinstance(value, list | tuple):
-        return [_without_secrets(item) for item in value]
-    return _LOGIN.sub(f"://{_HIDDEN}@", value) if isinstance(value, str) else value
+        return _plain(value._asdict(), above) if hasattr(value, "_asdict") else [_plain(item, above) for item in value]
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, str):
+        return _LOGIN.sub(f"://{_HIDDEN}@", value)
+    if _is_dataclass(value) or type(value).__name__.endswith("Namespace"):
+        is_within_itself = any(value is one for one in above)
+        return type(value).__name__ if is_within_itself else _plain(_mapping(value), (*above, value))
+    text = str(value)
+    return type(value).__name__ if any(map(is_secret, _NAMED.findall(text))) else _plain(text, above)
 
 
 def _working_directory() -> str:

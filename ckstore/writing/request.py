@@ -161,8 +161,11 @@ def with_config(metrics: Mapping[str, Any] | None, config: Any) -> Mapping[str, 
         return metrics or {}
     try:
         plain = plain_config(config)
-    except (TypeError, ValueError, RecursionError) as error:
+        check({CONFIG: plain}, Plain)
+    except TypeError as error:
         raise UsageError(f"`config` takes a mapping, a namespace or a dataclass, not {shown(config)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"`config` cannot be stored ({error}); give plain values in few levels.") from error
     size = len(json.dumps(plain))
     if size > LARGEST:
         raise UsageError(

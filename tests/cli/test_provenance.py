@@ -6,9 +6,12 @@ import argparse
 import json
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -115,12 +118,49 @@ class Arguments:
 
 
 def test_configurations_of_all_kinds() -> None:
-    assert plain_config(Arguments(lr=0.1, hub_token="abc")) == {"lr": 0.1}
+    assert plain_config(Arguments(hub_token="abc")) == {"lr": 1e-3, "output": "out"}
     assert plain_config(argparse.Namespace(lr=0.1, api_key="abc", out=Path("x"))) == {"lr": 0.1, "out": "x"}
     assert plain_config({"a": {"password": "x", "b": [{"secret": 1, "c": 2}]}}) == {"a": {"b": [{"c": 2}]}}
     assert plain_config({"db": "https://me:pw@host/x"}) == {"db": "https://***@host/x"}
     large = fitting({"lr": 0.1, "text": "x" * (1 << 15)})
     assert large == {"lr": 0.1}
+
+
+@dataclass
+class Tree:
+    inside: Any = None
+    secret: str = "abc"
+
+
+class Login(NamedTuple):
+    password: str
+    name: str
+
+
+def test_no_secret_of_an_object_inside_is_kept() -> None:
+    inside = {"lr": 1e-3, "output": "out"}
+    space = argparse.Namespace(token="abc", all=[Arguments(hub_token="abc")], more={"x": SimpleNamespace(my_key="abc")})
+    assert plain_config(Tree([{"one": (Arguments(hub_token="abc"),)}])) == {"inside": [{"one": [inside]}]}
+    assert plain_config({"space": space}) == {"space": {"all": [inside], "more": {"x": {}}}}
+    held = {
+        "queue": deque([Arguments(hub_token="abc")]),
+        "call": partial(max, key="abc"),
+        "set": {"https://a:abc@host"},
+    }
+    assert plain_config(held) == {"queue": "deque", "call": "partial", "set": "{'https://***@host'}"}
+    assert plain_config({"login": Login("abc", "me")}) == {"login": {"name": "me"}}
+    tree = Tree()
+    tree.inside = [tree]
+    assert plain_config(tree) == {"inside": ["Tree"]}
+
+
+@pytest.mark.parametrize("levels", [70, 5000])
+def test_a_configuration_in_many_levels_is_refused(store: library.Store, levels: int) -> None:
+    config: dict[str, Any] = {}
+    for _ in range(levels):
+        config = {"inside": config}
+    with pytest.raises(UsageError, match=r"`config` cannot be stored \(.*\); give plain values in few levels"):
+        store.ingest({"w": np.zeros(3)}, config=config)
 
 
 def test_a_configuration_is_found_and_compared(store: library.Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ class Trainer:
     """Calls a callback as the Trainer does; a directory is its weights and the state."""
 
     def __init__(self, output: Path, callback: StoreCallback, *, load_best: bool = False) -> None:
-        self.args = SimpleNamespace(output_dir=str(output), load_best_model_at_end=load_best)
+        self.args: Any = SimpleNamespace(output_dir=str(output), load_best_model_at_end=load_best)
         self.state = SimpleNamespace(
             global_step=0, is_world_process_zero=True, log_history=[], best_model_checkpoint=None
         )  # fmt: skip
@@ -320,3 +321,20 @@ GRADIENTS = """
 
 def test_a_trainer_gathers_gradients_for_its_directories(tmp_path: Path) -> None:
     run_with("transformers", GRADIENTS, tmp_path)
+
+
+@dataclass
+class Arguments:
+    output_dir: str
+    lr: float = 1e-3
+    seed: int = 42
+    hub_token: str = ""
+    load_best_model_at_end: bool = False
+
+
+def test_arguments_that_differ_from_their_defaults_are_kept(store: ckstore.Store, tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, StoreCallback(store, "hf"))
+    trainer.args = Arguments(str(tmp_path), seed=1, hub_token="abc")
+    trainer.begin()
+    trainer.save(5)
+    assert store["hf"].config == {"output_dir": str(tmp_path), "seed": 1}
