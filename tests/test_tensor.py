@@ -95,6 +95,7 @@ mixed = st.one_of(
     st.tuples(st.slices(40), st.just(np.array([[3, -1], [0, 0]])), st.integers(-20, 19)),
     st.tuples(st.integers(-40, 39), st.just(...), st.lists(st.integers(-20, 19), max_size=4)),
     st.tuples(masks, st.slices(30), st.just(None)),
+    st.tuples(st.integers(-40, 39), st.just(...), st.lists(st.integers(-20, 19), max_size=4), st.slices(20)),
 )
 
 
@@ -112,6 +113,13 @@ def test_indexing_is_numpys(version: Version, source: dict[str, Any], path: str,
 def test_keys_that_numpy_refuses_are_refused(version: Version, source: dict[str, Any], key: Any) -> None:
     with pytest.raises(IndexError):
         version["cube"][key]
+
+
+def test_an_ellipsis_of_no_axes_separates_index_arrays(version: Version, source: dict[str, Any]) -> None:
+    for key in ((slice(None), 20, ..., [1, 2]), (0, 1, 2, ...), (..., [1, 2], [3, 4], [5, 6])):
+        expected = source["cube"].numpy()[key]
+        np.testing.assert_array_equal(version["cube"][key], expected, strict=True)
+        assert version["cube"].torch(key).shape == expected.shape
 
 
 def test_slices_of_torch_tensors_keep_their_dtype(version: Version, source: dict[str, Any]) -> None:

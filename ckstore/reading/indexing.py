@@ -28,8 +28,8 @@ def parse_key(key: Any, shape: tuple[int, ...]) -> tuple[list[Selection], tuple[
     wanted: list[Selection] = []
     rest: list[Any] = []
     for term in _expand(key, shape):
-        if term is None:
-            rest.append(None)
+        if term is None or term is Ellipsis:
+            rest.append(term)
             continue
         axis = len(wanted)
         size = shape[axis]
@@ -48,7 +48,7 @@ def parse_key(key: Any, shape: tuple[int, ...]) -> tuple[list[Selection], tuple[
 
 
 def _expand(key: Any, shape: tuple[int, ...]) -> list[Any]:
-    """Return one slice, integer or integer array for each axis, and None for each inserted axis."""
+    """Return one slice, integer or integer array for each axis, None for an inserted one, and an ellipsis of none."""
     terms = [_term(item) for item in (key if isinstance(key, tuple) else (key,))]
     ellipses = [place for place, term in enumerate(terms) if term is Ellipsis]
     if len(ellipses) > 1:
@@ -57,7 +57,8 @@ def _expand(key: Any, shape: tuple[int, ...]) -> list[Any]:
     if taken > len(shape):
         raise IndexError(f"too many indices: the tensor has {len(shape)} axes, but {taken} were indexed")
     place = ellipses[0] if ellipses else len(terms)
-    terms[place : place + 1] = [_ALL] * (len(shape) - taken)
+    # An ellipsis of no axes stays: it separates index arrays.
+    terms[place : place + 1] = [_ALL] * (len(shape) - taken) or terms[place : place + 1]
     expanded: list[Any] = []
     axis = 0
     for term in terms:
