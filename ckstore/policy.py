@@ -80,8 +80,8 @@ class Retention:
 
     Examples
     --------
-    >>> str(Retention(exact_last=3, exact_best=("val_loss:min",), keep_last=100))
-    'exact-last 3, exact-best val_loss:min, keep-last 100'
+    >>> str(Retention(exact_last=3, exact_best=("val_loss:min",), keep_last="30d"))
+    'exact-last 3, exact-best val_loss:min, keep-last 30d'
     """
 
     exact_last: int | None = None
@@ -132,7 +132,7 @@ class Retention:
 
     def __str__(self) -> str:
         said = [
-            f"{name.replace('_', '-')} {value if isinstance(value, int) else ' '.join(value)}"
+            f"{name.replace('_', '-')} {' '.join(value) if isinstance(value, tuple) else value}"
             for name, value in self.to_json().items()
         ]
         return ", ".join(said) or "stay"

@@ -90,6 +90,11 @@ def test_a_policy_applies_to_older_versions(ckstore, filled: Path) -> None:
         assert "Unknown run nothing" in ckstore("policy", "nothing", *options, code=13).sentence
 
 
+def test_times_are_shown_as_they_were_given(ckstore, filled: Path) -> None:
+    said = ckstore("policy", "--keep-last", "30d", "--keep-every", "1h:24,1d:7").out
+    assert said == "New versions of the store: exact. Older versions: keep-last 30d, keep-every 1h:24,1d:7.\n"
+
+
 def test_versions_that_stay_because_of_tags_are_named(ckstore, filled: Path) -> None:
     ckstore("tag", "gpt@0", "first")
     for options in (("--dry-run",), ()):
