@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 #: Rows that a notebook shows.
 _SHOWN = 60
 
-_CONDITION = re.compile(r"([^<>=!]+)(<=|>=|!=|=|<|>)(.*)")
-_AND = re.compile(r"\s+and\s+")
-_IS_NAN = re.compile(r"\s*isnan\(([^()]+)\)\s*")
+#: A condition and what joins the next one: the key of `isnan`, or key, operator, and value in quotes or without.
+_CONDITION = re.compile(
+    r"\s*(?:isnan\(([^()]+)\)|([^<>=!]+)(<=|>=|!=|==?|<|>)\s*(?:\"([^\"]*)\"|'([^']*)'|(.*?)))(\s+and\s+|\s*$)",
+    re.DOTALL,
+)
+#: Values that need quotes.
+_NO_VALUE = re.compile(r"[<>=!'\"]|.*\s(?:and|or)(?:\s|$)", re.IGNORECASE | re.DOTALL)
+#: Texts of numbers: in conditions, and in the catalog.
+_TRUTHS, _NO_FLOATS = {"true": 1.0, "false": 0.0}, ("NaN", "Infinity", "-Infinity")
 #: Keys whose mappings hold further columns.
 _GROUPS = ("metrics", "config", "made")
 _MISSING = object()
@@ -52,14 +58,14 @@ class Table(list[dict[str, Any]]):
         """Return the records that meet all conditions, such as `val_loss<2.5`, `run=gpt` or `tags=best`.
 
         Operators are =, !=, <, <=, > and >=. Numbers compare as numbers, other values as text; a list is compared by
-        its items. A record without a value meets only !=. `and` joins conditions, `isnan(loss)` is `loss=NaN`,
-        `config.lr` is a value inside `config` or `made`, and `age<2d` compares the time since the ingest (s, m, h, d,
-        w).
+        its items. A record without a value meets only !=. `and` joins conditions, quotes may enclose text,
+        `isnan(loss)` is `loss=NaN`, `config.lr` is a value inside `config` or `made`, and `age<2d` compares the time
+        since the ingest (s, m, h, d, w).
 
         Raises
         ------
         UsageError
-            A condition has another form, or no record has the key.
+            A condition has another form, orders numbers and text, or no record has the key.
 
         Examples
         --------
@@ -67,12 +73,16 @@ class Table(list[dict[str, Any]]):
         [200, 300]
         """
         kept = list(self)
-        for condition in [part for given in conditions for part in _AND.split(given)]:
-            name, sign, wanted = _parsed(condition)
+        for name, sign, wanted, number in [one for given in conditions for one in _parsed(given)]:
             if name == "age":
                 name, sign, wanted = "created", _REVERSED[sign], _time_before(wanted)
-            values = {id(record): value for record, value in zip(self, self.values(name), strict=True)}
-            kept = [record for record in kept if _meets(values[id(record)], sign, wanted)]
+            found = self.values(name)
+            if sign[0] in "<>" and any(_number_of(value) is not None for value in found):
+                if number is None:
+                    raise UsageError(f"{name} has numbers, and {wanted!r} is none; give one, as in {name}{sign}2.5.")
+                found = [None if _number_of(value) is None else value for value in found]
+            values = {id(record): value for record, value in zip(self, found, strict=True)}
+            kept = [record for record in kept if _meets(values[id(record)], sign, wanted, number)]
         return Table(kept)
 
     def sorted_by(self, name: str) -> Table:
@@ -259,27 +269,39 @@ def _time_before(age: str) -> str:
     return (datetime.now(UTC) - timedelta(seconds=seconds_of(age))).isoformat()
 
 
-def _parsed(condition: str) -> tuple[str, str, str]:
-    """Return the key, the operator and the value of a condition."""
-    if (found := _IS_NAN.fullmatch(condition)) is not None:
-        return found[1], "=", "NaN"
-    found = _CONDITION.fullmatch(condition)
-    if found is None:
-        raise UsageError(f"{condition!r} is not a condition such as val_loss<2.5 or run=gpt.")
-    name, sign, wanted = found.groups()
-    return name.strip(), sign, wanted.strip()
+def _parsed(conditions: str) -> Iterator[tuple[str, str, str, float | None]]:
+    """Yield key, operator, value, and the number that it is, of each condition."""
+    place, left = 0, True
+    while left:
+        found = _CONDITION.match(conditions, place)
+        if found is None or _NO_VALUE.match(found[6] or ""):
+            raise UsageError(
+                f"{conditions[place:]!r} is not a condition such as val_loss<2.5 or run=gpt; `and` joins several, and a"
+                " text with such words or signs needs quotes."
+            )
+        place, left = found.end(), found[7].strip() != ""
+        wanted = "NaN" if found[1] else found[4] or found[5] or found[6] or ""
+        number = _TRUTHS.get(wanted.lower())
+        for kind in (float, int):
+            with suppress(ValueError):
+                number = kind(wanted)
+        yield (found[1] or found[2]).strip(), (found[3] or "=").replace("==", "="), wanted, number
 
 
-def _meets(value: Any, sign: str, wanted: str) -> bool:
+def _number_of(value: Any) -> float | None:
+    """Return the number that a value is; None for text."""
+    return value if isinstance(value, int | float) else float(value) if value in _NO_FLOATS else None
+
+
+def _meets(value: Any, sign: str, wanted: str, number: float | None) -> bool:
     if isinstance(value, list | tuple):
-        return any(_meets(item, "=", wanted) for item in value) != (sign == "!=")
+        return any(_meets(item, "=", wanted, number) for item in value) != (sign == "!=")
     if value is None:
         return sign == "!="
-    pair: tuple[Any, Any] = (str(value), wanted)
-    if isinstance(value, int | float):
-        with suppress(ValueError):
-            pair = (value, float(wanted))
-    return bool(_SIGNS[sign](*pair))
+    own = _number_of(value)
+    if own is None or number is None:
+        return bool(_SIGNS[sign](str(value), wanted))
+    return bool(_SIGNS[sign](own, number)) if own == own or number == number else sign[0] == "="
 
 
 def _text(value: Any) -> str:
