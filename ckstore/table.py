@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Rows that a notebook shows.
 _SHOWN = 60
 
-#: A condition and what joins the next one: the key of `isnan`, or key, operator, and value in quotes or without.
+#: A condition and the `and` behind it: the key of `isnan`, or key, operator, and value in quotes or without.
 _CONDITION = re.compile(
     r"\s*(?:isnan\(([^()]+)\)|([^<>=!]+)(<=|>=|!=|==?|<|>)\s*(?:\"([^\"]*)\"|'([^']*)'|(.*?)))(\s+and\s+|\s*$)",
     re.DOTALL,

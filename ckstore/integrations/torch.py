@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
+from ckstore.formats.paths import path_to_text
 from ckstore.integrations.lineage import ingest_next, lineage_of
 from ckstore.integrations.names import opened, read_sound, run_and_step, version_name
 from ckstore.integrations.torch_reading import read
@@ -150,7 +151,7 @@ def check_resumed(version: Version, state: Mapping[str, Any]) -> StateReport:
     2
     """
     report = version.compare(state)
-    parts = tuple(f"{name}/" for name in state)
+    parts = tuple(f"{text}/" for name in state for text in (name, path_to_text((name,))))
     report = replace(report, missing=tuple(path for path in report.missing if f"{path}/".startswith(parts)))
     if report:
         _log.info("Resumed from %s: %s", version.name, report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
@@ -13,25 +13,29 @@ import torch
 from blake3 import blake3
 
 from ckstore.codecs.lattice import PARTS
-from ckstore.dtypes import ITEM_SIZES
-from ckstore.formats.layout import row_major
-from ckstore.formats.paths import listed
-from ckstore.formats.torch.live_state import array_of
+from ckstore.dtypes import NATIVE, torch_dtype
+from ckstore.formats.layout import Tensor, Unknown, row_major
+from ckstore.formats.paths import listed, text_to_path, texts_of
+from ckstore.formats.torch.live_state import Describer, array_of
+from ckstore.formats.torch.tree_reader import PLAIN, ROOT, free
+from ckstore.formats.trees import ATTRIBUTED, FROM_TYPE
 from ckstore.objects.identity import content_id
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.renames import renamed_text, renames_of
+from ckstore.reading.sharded import sharded_directories
 from ckstore.reading.state_dict import outline
+from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import worker_count
 
 if TYPE_CHECKING:
-    from ckstore.formats.layout import Path, Tensor
+    from ckstore.formats.layout import Path, Segment
     from ckstore.objects.units import Member
     from ckstore.reading.stored_version import StoredVersion
 
 
 @dataclass(frozen=True, slots=True)
 class StateReport:
-    """Comparison of a state in memory with a version, by paths joined by slashes.
+    """Comparison of a state in memory with a version, by paths as `ckstore ls` shows them.
 
     Attributes
     ----------
@@ -84,45 +88,51 @@ class _Stored(str):
     __slots__ = ()
 
 
+#: Nodes with parts.
+_NODES = (dict, list, tuple, Unknown)
+
+
+@collection_seldom()
 def compare_state(version: StoredVersion, state: Any, allow: Sequence[type] = ()) -> StateReport:
     """Compare a state with a version; see `Version.compare`."""
-    stored = dict(_leaves(outline(version, _Stored, allow)))
-    live = dict(_leaves(state))
-    names = renames_of(
-        {path: _form(path, version.paths[name][1]) for path, name in stored.items() if isinstance(name, _Stored)},
-        {path: _form(path, now) for path, value in live.items() if (now := _local(value)) is not None},
-    )
+    files = {*sharded_directories(version), *(entry.path for entry in version.document.files)}
+    files = files if version.document.is_directory else set()
+    stored = _named(outline(version, _Stored, allow), files)
+    live = _named(state, files)
+
+    def form(value: Any) -> tuple[str, tuple[int, ...]] | None:
+        tensor = version.paths[value][1] if isinstance(value, _Stored) else value
+        return (tensor.dtype, tensor.shape) if isinstance(tensor, Tensor | _Local) else None
+
+    names = renames_of(*(
+        {path: (text_to_path(path), *found) for path in one if path not in other and (found := form(one[path]))}
+        for one, other in ((stored, live), (live, stored))
+    ))  # fmt: skip
     stored = {names.get(path, path): value for path, value in stored.items()}
     differing, forms = [], []
     pairs: dict[str, tuple[str, _Local]] = {}
     tensors = 0
     for path in stored.keys() & live.keys():
-        before, now = stored[path], _local(live[path])
+        before, now = stored[path], live[path]
         tensors += isinstance(before, _Stored)
-        if isinstance(before, _Stored) and now is not None:
-            _, tensor = version.paths[before]
-            if (tensor.dtype, tensor.shape) == (now.dtype, now.shape):
-                pairs[path] = before, now
-                continue
-        if isinstance(before, _Stored) or now is not None:
+        if form(before) != form(now):
             forms.append(path)
-        elif not _is_same(before, live[path]):
+        elif isinstance(before, _Stored):
+            pairs[path] = before, now
+        elif not _is_same(before, now):
             differing.append(path)
     equal = _equal_units(version, [(version.paths[name], now) for name, now in pairs.values()])
     for path, (name, now) in pairs.items():
         if not _is_equal(version, *version.paths[name], now, equal):
             differing.append(path)
     known = {_place(now) for _, now in pairs.values() if now.value.numel()}
-    fresh = [path for path in live if path not in stored and _place(_local(live[path])) not in known]
+    # Attributes that only the state's tensors have are no part of the version.
+    fresh = [path for path in live if path not in stored and path.rpartition("/")[0] not in stored]
     return StateReport(
         tuple(sorted(differing)), tuple(sorted(forms)), tuple(path for path in stored if path not in live),
-        tuple(fresh), tensors, len(stored.keys() & live.keys()) - tensors,
-        names,
+        tuple(path for path in fresh if _place(live[path]) not in known),
+        tensors, len(stored.keys() & live.keys()) - tensors, names,
     )  # fmt: skip
-
-
-def _form(path: str, tensor: Tensor | _Local) -> tuple[Path, str, tuple[int, ...]]:
-    return tuple(path.split("/")), tensor.dtype, tensor.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,30 +158,112 @@ class _Local:
         return memoryview(array_of(flat.view(torch.uint8).cpu()))
 
 
-def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield tensors and values with their paths; modules, optimisers and the like as their state dicts."""
-    if callable(getattr(node, "state_dict", None)) and not isinstance(node, type):
-        node = node.state_dict()
-    if isinstance(node, Mapping):
-        items: Any = node.items()
-    elif type(node) in (list, tuple):
-        items = enumerate(node)
-    else:
-        yield path, node
-        return
-    for key, value in items:
-        yield from _leaves(value, f"{path}/{key}" if path else str(key))
+class _Parts(Describer):
+    """Makes trees in which tensors are `_Local` or `_Stored`, and dictionaries have their keys as they are.
+
+    Modules, optimisers and the like become their state dicts; objects of types that cannot be stored stay.
+    """
+
+    def visit(self, node: Any, path: Path, depth: int, taken: Any = None) -> Any:
+        if type(node) is _Stored:
+            return node
+        has_state = not isinstance(node, torch.Tensor | type) and callable(getattr(node, "state_dict", None))
+        return super().visit(node.state_dict() if has_state else node, path, depth, taken)
+
+    def _described(self, node: Any, path: Path, depth: int, taken: Any) -> Any:
+        if isinstance(node, Unknown):
+            return Unknown(
+                node.name, *(self.visit(part, path, depth + 1) for part in (node.args, node.state, node.items))
+            )
+        return _local(node) if _is_distributed(node) else super()._described(node, path, depth, taken)
+
+    def _own_tensor(self, tensor: Any, path: Path) -> Any:
+        return super()._own_tensor(tensor, path) and _local(tensor)
+
+    def _torch_tensor(self, tensor: Any, path: Path) -> Any:
+        super()._torch_tensor(tensor, path)  # It raises an error where memory was freed.
+        return _local(tensor)
+
+    def _array(self, array: Any, path: Path) -> Any:
+        dtype = array.dtype.newbyteorder("=")
+        native = array.astype(dtype, "C", copy=not array.flags.writeable)
+        native = native if dtype.name in NATIVE else native.view(f"u{dtype.itemsize}")
+        return _local(torch.from_numpy(native).view(torch_dtype(dtype.name)))
+
+    def _keep(self, found: Any) -> Any:
+        return found
+
+    def _key(self, key: Any, path: Path) -> Any:
+        return key
+
+    def _mapping(self, node: Any, path: Path, depth: int, taken: Any) -> Any:
+        return {key: self._item(value, key, path, depth, taken) for key, value in dict(node).items()}
+
+    def _attributes(self, tensor: Any, path: Path, depth: int) -> Any:
+        return self._mapping(vars(tensor), path, depth, {})
+
+    def _unknown(self, node: Any, problem: str) -> Any:
+        if isinstance(node, Mapping):
+            return self._mapping(node, (), 0, {})
+        is_dense = isinstance(node, torch.Tensor) and node.layout == torch.strided and not node.is_nested
+        return _local(node) if is_dense and not (node.is_meta or node.is_quantized) else node
 
 
-def _local(value: Any) -> _Local | None:
-    """Return this process's elements of a tensor or array; None for other values."""
-    if isinstance(value, np.ndarray) and value.dtype.name in ITEM_SIZES:
-        value = torch.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False)))
-    if not isinstance(value, torch.Tensor):
-        return None
+def _named(state: Any, files: Collection[str]) -> dict[str, Any]:
+    """Return tensors and values of a state by their paths in `ckstore ls`; `files` are keys, as of a directory."""
+    tree = _Parts(is_pickling=False, is_outlining=False).visit(state, (), 0)
+    parts = tree if files and isinstance(tree, dict) else {"": tree}
+    paths = [tuple(key.split("/")) if key in files else (_segment(key),) * bool(files) for key in parts]
+    leaves = [leaf for path, part in zip(paths, parts.values(), strict=True) for leaf in _leaves(part, path)]
+    return dict(zip(texts_of([path for path, _ in leaves]), [leaf for _, leaf in leaves], strict=True))
+
+
+def _leaves(node: Any, path: Path = ()) -> list[tuple[Path, Any]]:
+    """Return tensors and values of a tree; an object without tensors is one value: its parts by their paths."""
+    found: list[tuple[Path, Any]] = []
+    if isinstance(node, Unknown) and node.name == ATTRIBUTED:
+        found += _leaves((node.args or ())[0], path)
+        node = node.state or {}
+    if not isinstance(node, _NODES):
+        return [(path or ROOT, node)]
+    taken: dict[Segment, int] = {}
+    # Plain values get the segments that the others, which have them in the file, leave.
+    for key, part in sorted(_parts(node), key=lambda part: type(part[1]) in PLAIN):
+        found += _leaves(part, (*path, free(_segment(key), taken)))
+    if isinstance(node, Unknown) and not any(isinstance(leaf, _Local | _Stored) for _, leaf in found):
+        return [(path, dict(found))]
+    return found
+
+
+def _parts(node: Any) -> list[tuple[Any, Any]]:
+    """Return the parts of a node with their keys, in the order of a file's."""
+    if isinstance(node, dict):
+        return list(node.items())
+    if not isinstance(node, Unknown):
+        return list(enumerate(node or ()))
+    args, state, items = list(node.args or ()), node.state, node.items
+    inner = args.pop() if node.name == FROM_TYPE and len(args) == 4 else None
+    is_named = all(type(item) is tuple and len(item) == 2 and type(item[0]) in (str, int) for item in items)
+    return [
+        ("class", node.name),
+        *(_parts(state) if isinstance(state, _NODES) else [("state", state)]),
+        *enumerate(args), *_parts(inner), *(items if is_named else enumerate(items)),
+    ]  # fmt: skip
+
+
+def _segment(key: Any) -> Segment:
+    return key if type(key) in (str, int) else repr(key)
+
+
+def _is_distributed(value: Any) -> bool:
+    return type(value).__name__ == "DTensor" and type(value).__module__ == "torch.distributed.tensor"
+
+
+def _local(value: torch.Tensor) -> _Local:
+    """Return this process's elements of a tensor."""
     shape, first = tuple(value.shape), (0,) * value.ndim
     cut: Any = value
-    if type(value).__name__ == "DTensor" and type(value).__module__ == "torch.distributed.tensor":
+    if _is_distributed(value):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         _, first = compute_local_shape_and_global_offset(cut.shape, cut.device_mesh, cut.placements)
@@ -180,19 +272,21 @@ def _local(value: Any) -> _Local | None:
     return _Local(value, str(value.dtype).removeprefix("torch."), shape, tuple(first))
 
 
-def _place(tensor: _Local | None) -> tuple[Any, ...] | None:
+def _place(tensor: Any) -> tuple[Any, ...] | None:
     """Return the place of a tensor in memory: files of weights have one of several tied names."""
-    if tensor is None:
+    if not isinstance(tensor, _Local):
         return None
     return tensor.value.data_ptr(), tensor.value.device, tensor.dtype, tensor.shape, tensor.value.stride()
 
 
 def _is_same(before: Any, now: Any) -> bool:
     """Return whether two values are of one type and equal; NaN equals itself."""
-    if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
-        return (before.dtype, before.shape, before.tobytes()) == (now.dtype, now.shape, now.tobytes())
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before.keys() == now.keys() and all(_is_same(value, now[path]) for path, value in before.items())
+    if isinstance(before, _Local) and isinstance(now, _Local):  # An array within a pickle.
+        return before.bytes(0, before.value.numel()) == now.bytes(0, now.value.numel())
     try:
-        return type(before) is type(now) and bool(before == now or (before != before and now != now))
+        return type(before) is type(now) and bool(before == now or (before != before and repr(before) == repr(now)))
     except Exception:
         return False
 

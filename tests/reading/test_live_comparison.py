@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import warnings
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +16,7 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.integrations.torch import check_resumed
 from ckstore.reading import live_comparison
 
 
@@ -52,13 +59,13 @@ def test_what_differs_is_named(store: ckstore.Store) -> None:
     assert not report
     assert len(report.missing) == 12
     assert all(name.startswith("optimizer/state/") for name in report.missing)
-    assert "12 missing: optimizer/state/0/" in str(report)
+    assert "12 missing: optimizer/state/[0]/" in str(report)
     with torch.no_grad():
         model[1].bias[3] = torch.nextafter(model[1].bias[3], torch.tensor(9.0))
     state = state_of(model, optimizer, step=8, done=[1, 3], more=torch.ones(2))
     state["model"]["0.weight"] = state["model"]["0.weight"].double()
     report = store["a@7"].compare(state)
-    assert report.differing == ("done/1", "model/1.bias", "step")
+    assert report.differing == ("done/[1]", "model/1.bias", "step")
     assert report.forms == ("model/0.weight",)
     assert report.fresh == ("more",)
     assert report.missing == ()
@@ -85,3 +92,97 @@ def test_bits_count(store: ckstore.Store) -> None:
     store.ingest(rough, run="b", policy="coarse")
     assert store["b"].compare(rough).differing == ("w",)
     assert store["b"].compare(store["b"].state_dict())
+
+
+def kinds(change: int) -> dict[str, Any]:
+    """Objects that differ with `change` in one value each."""
+    values = torch.tensor([1.0, 2.0, 3.0 + change])
+    noted, nested = torch.ones(3), torch.ones(3)
+    noted.note, nested.other = change, values  # type: ignore[attr-defined]
+    generator = torch.Generator()
+    generator.manual_seed(change)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        others = {
+            "sparse": torch.diag(values).to_sparse(), "rows": torch.diag(values).to_sparse_csr(),
+            "quantised": torch.quantize_per_tensor(values, 0.1, 0, torch.qint8),
+            "scale": torch.quantize_per_tensor(torch.zeros(3), 0.1 + change, 0, torch.qint8),
+        }  # fmt: skip
+    return others | {
+        "number": np.array(2.5 + change), "noted": noted, "nested": nested, "generator": generator,
+        "numpy": np.random.default_rng(change), "state": np.random.RandomState(change),
+        "space": argparse.Namespace(tensor=values), "plain": SimpleNamespace(nan=math.nan, step=change),
+        "class": (SimpleNamespace if change else argparse.Namespace)(tensor=torch.ones(3)),
+        "queue": deque([values, 1], 5), "set": {1, 2 + change},
+        "dtypes": {torch.float16, (torch.int8, torch.int16)[change]}, "complex": complex(change, math.nan),
+        "text": np.array(["a", f"b{change}"]), "swapped": np.arange(3, dtype=">f4") + change,
+        "key": {(torch.int8, torch.int16)[change]: 1}, "turned": np.arange(change, 3.0)[::-1],
+        "still": np.frombuffer(bytes([change, 1]), np.uint8),
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|sparse|quantized).*")
+@pytest.mark.parametrize("as_file", [False, True])
+@pytest.mark.parametrize("kind", kinds(0))
+def test_objects_are_compared_by_their_parts(store: ckstore.Store, tmp_path: Path, kind: str, as_file: bool) -> None:
+    if as_file:
+        torch.save({"x": kinds(0)[kind], "w": torch.ones(3)}, tmp_path / "x.pt")
+    store.ingest(tmp_path / "x.pt" if as_file else {"x": kinds(0)[kind], "w": torch.ones(3)}, run="a")
+    version = store["a"]
+    for state in ({"x": kinds(0)[kind], "w": torch.ones(3)}, version.state_dict()):
+        report = version.compare(state)
+        assert report, str(report)
+    report = version.compare({"x": kinds(1)[kind], "w": torch.ones(3)})
+    assert not report
+    assert all(path.split("/")[0] == "x" for path in (*report.differing, *report.forms, *report.missing, *report.fresh))
+
+
+def test_attributes_that_only_the_state_has_do_not_count(store: ckstore.Store) -> None:
+    store.ingest({"w": torch.ones(3)}, run="a")
+    assert store["a"].compare({"w": kinds(0)["noted"]})
+    store.ingest({"w": kinds(0)["noted"]}, run="b")
+    assert store["b"].compare({"w": torch.ones(3)}).missing == ("w/note",)
+
+
+@pytest.mark.parametrize(
+    ("state", "changed"),
+    [
+        ({0: torch.zeros(3), "0": torch.ones(3)}, 0),
+        ({"a/b": torch.zeros(3), "a": {"b": torch.ones(3)}}, "a/b"),
+        ({1.5: 1, "1.5": torch.ones(3)}, 1.5),
+        ({True: 1, "True": 2}, True),
+    ],
+)
+def test_no_paths_collide(store: ckstore.Store, state: dict[Any, Any], changed: Any) -> None:
+    state = {"s": state, "w": torch.ones(3)}
+    store.ingest(state, run="a")
+    assert store["a"].compare(state)
+    report = store["a"].compare({**state, "s": {**state["s"], changed: state["s"][changed] + 1}})
+    assert len(report.differing) == 1
+    assert report.tensors == len(store["a"])
+    assert report.tensors + report.values == 3
+    named = {path for path in report.differing if path in store["a"]}
+    assert bool(named) == isinstance(state["s"][changed], torch.Tensor)
+
+
+def test_paths_of_files_are_those_of_the_version(store: ckstore.Store, tmp_path: Path) -> None:
+    (tmp_path / "in/part").mkdir(parents=True)
+    torch.save({"w": [torch.ones(3)]}, tmp_path / "in/part/x.pt")
+    store.ingest(tmp_path / "in", run="a")
+    assert store["a"].compare({"part/x.pt": {"w": [torch.ones(3)]}})
+    assert store["a"].compare({"part/x.pt": {"w": [torch.zeros(3)]}}).differing == (*store["a"],)
+    store.ingest({"a/b": {"w": torch.ones(3)}, "c": torch.ones(3)}, run="b")
+    with pytest.warns(UserWarning, match="1 missing: a%2Fb/w"):
+        check_resumed(store["b"], {"a/b": {}})
+
+
+@dataclass
+class Settings:
+    rate: float
+
+
+def test_objects_of_allowed_classes_are_compared(store: ckstore.Store) -> None:
+    store.ingest({"w": torch.ones(3), "s": Settings(0.1)}, run="a", on_unknown="pickle")
+    assert store["a"].compare({"w": torch.ones(3), "s": Settings(0.1)}, [Settings])
+    for rate, allow in ((0.1, []), (0.2, [Settings])):
+        assert store["a"].compare({"w": torch.ones(3), "s": Settings(rate)}, allow).differing == ("s",)

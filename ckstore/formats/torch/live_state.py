@@ -317,7 +317,7 @@ def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise", *, out
     """
     if on_unknown not in ("raise", "pickle"):
         raise UsageError(f"`on_unknown` is `raise` or `pickle`, not {on_unknown!r}.")
-    reader = _Describer(is_pickling=on_unknown == "pickle", is_outlining=outline)
+    reader = Describer(is_pickling=on_unknown == "pickle", is_outlining=outline)
     tree = reader.visit(state_dict, (), 0)
     return reader.finish(tree)
 
@@ -341,7 +341,9 @@ class _Named(Struct, eq=False):
     one: Any
 
 
-class _Describer:
+class Describer:
+    """Makes the tree of an object in memory; see `describe_state_dict`."""
+
     def __init__(self, *, is_pickling: bool, is_outlining: bool) -> None:
         self._is_pickling = is_pickling
         self._is_outlining = is_outlining
@@ -699,6 +701,7 @@ class _Describer:
         return _Found(path, base.dtype.name, array.shape, strides, 0, memory, base, marks)
 
     def finish(self, tree: Any) -> LiveState:
+        """Return the state with this tree."""
         state = LiveState(tree, shared=self._shared, _noted=self._noted)
         placed, extents, memories = state.tensors, state.extents, state.memories
         firsts: dict[Any, int] = {}
