@@ -817,11 +817,11 @@ class Store(Mapping[str | int, "Version"]):
         {'val_loss': 2.8, 'accuracy': 0.6}
         """
         from ckstore.commit.naming import set_metrics
-        from ckstore.writing.request import plain_metrics
+        from ckstore.writing.request import checked_metrics, plain_metrics
 
         self._repository.require_writable()
         row = self._followed().catalog.resolve(_name_of(version))
-        set_metrics(self._repository, row, plain_metrics(metrics or {}), remove)
+        set_metrics(self._repository, row, plain_metrics(checked_metrics(metrics)), remove)
 
     @checked()
     def sign(self, version: str | int | Version, key: str | os.PathLike[str]) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
-from ckstore.runtime.provenance import CONFIG, HIDDEN, MADE
+from ckstore.runtime.provenance import CONFIG, MADE, own_metrics
 from ckstore.steps import seconds_of
 from ckstore.storage.version_names import is_better_low
 
@@ -195,7 +195,7 @@ def version_record(row: VersionRow, tags: Sequence[str]) -> dict[str, Any]:
         "tensors": row.tensors,
         "files": row.files,
         "tags": list(tags),
-        "metrics": {name: value for name, value in row.metrics.items() if name not in HIDDEN},
+        "metrics": own_metrics(row.metrics),
         "config": row.metrics.get(CONFIG) or {},
         "made": row.metrics.get(MADE) or {},
         "source": row.source,

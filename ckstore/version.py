@@ -19,7 +19,7 @@ from ckstore.repository import Address
 from ckstore.runtime.arguments import FLAG, NAME, TEXT, checked
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
-from ckstore.runtime.provenance import CONFIG, HIDDEN, MADE
+from ckstore.runtime.provenance import CONFIG, MADE, own_metrics
 from ckstore.steps import by_step
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Version(Mapping[str, "LazyTensor"]):
     @property
     def metrics(self) -> Mapping[str, Any]:
         """Metrics by name, as given at ingest."""
-        return {name: value for name, value in self._stored.row.metrics.items() if name not in HIDDEN}
+        return own_metrics(self._stored.row.metrics)
 
     @property
     def made(self) -> Mapping[str, Any]:

@@ -172,6 +172,28 @@ def test_extreme_metrics_are_those_of_all_versions(tmp_path: Path) -> None:
         assert store.verify().problems == []
 
 
+@pytest.mark.parametrize("name", ["made", "config", "signature"])
+def test_metrics_do_not_replace_what_a_version_has_besides(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKSTORE_MADE", "1")
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": np.ones(3), "metrics": {name: 3, "loss": 2.5}}, run="r", step=1, config={"lr": 1})
+        version = store["r@1"]
+        assert (version.metrics, version.config) == ({"loss": 2.5}, {"lr": 1})
+        before = dict(version.made)
+        assert before
+        for change in (
+            lambda: store.ingest({"w": np.ones(3)}, run="r", step=2, metrics={name: 1}),
+            lambda: store.set_metrics("r@1", {name: {"lr": 99}}),
+        ):
+            with pytest.raises(ckstore.UsageError, match=f"cannot be called {name}"):
+                change()
+        with pytest.raises(ckstore.NotFoundError, match=f"no metric {name}; it has loss"):
+            store.set_metrics("r@1", remove=[name])
+        assert (dict(store["r@1"].made), store["r@1"].config) == (before, {"lr": 1})
+
+
 def check_extremes(store: ckstore.Store) -> None:
     """Compare the versions that are named by a metric, and the summaries of runs, with those of all versions."""
     rows = store._catalog.versions()

@@ -10,6 +10,7 @@ from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import Policy, Retention
 from ckstore.repository import Repository
 from ckstore.runtime.arguments import shown
+from ckstore.runtime.provenance import own_metrics
 from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import check_name
@@ -100,8 +101,8 @@ def set_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, A
     def change() -> None:
         present = catalog.version(row.number).metrics
         for name in remove:
-            if name not in present:
-                known = f" it has {', '.join(present)}." if present else ""
+            if name not in (own := own_metrics(present)):
+                known = f" it has {', '.join(own)}." if own else ""
                 raise NotFoundError(f"Version {row.number} has no metric {name};{known or ' it has none.'}")
         merged = {name: value for name, value in {**present, **metrics}.items() if name not in remove}
         catalog.update_version(row.number, metrics=merged)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from ckstore.errors import UsageError
 from ckstore.following.follow import NotAppliedError
+from ckstore.runtime.provenance import own_metrics
 
 if TYPE_CHECKING:
     from ckstore.following.follow import Followed
@@ -32,7 +33,7 @@ def described(item: Followed) -> dict[str, Any]:
     row = item.version
     return {
         "model_path": os.path.abspath(item.path), "id": row.uid, "version": row.number, "run": row.run,
-        "step": row.step, "metrics": dict(row.metrics),
+        "step": row.step, "metrics": own_metrics(row.metrics),
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ckstore.report.findings import Finding
 from ckstore.report.measures import MEASURES, QUANTILES, edges
 from ckstore.report.statistics import RunStatistics
 from ckstore.repository import Repository
-from ckstore.runtime.provenance import HIDDEN, RESERVED
+from ckstore.runtime.provenance import RESERVED, own_metrics
 
 
 def contents(
@@ -124,8 +124,7 @@ def _origin(values: Any) -> Any:
 
 def _plain(metrics: Mapping[str, Any]) -> Any:
     """Return metrics with NaN and infinities, which JSON lacks, as text."""
-    own = {name: value for name, value in metrics.items() if name not in HIDDEN}
-    return json.loads(json.dumps(own), parse_constant=str)
+    return json.loads(json.dumps(own_metrics(metrics)), parse_constant=str)
 
 
 def _freeable(repository: Repository) -> int:

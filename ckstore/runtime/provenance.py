@@ -18,6 +18,13 @@ RESERVED = (MADE, CONFIG)
 SIGNATURE = "signature"
 #: Names that are no metrics of the user.
 HIDDEN = (*RESERVED, SIGNATURE)
+
+
+def own_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of the user, without origin, configuration and signature."""
+    return {name: value for name, value in metrics.items() if name not in HIDDEN}
+
+
 #: Setting this environment variable to 0 leaves the origin out.
 VARIABLE = "CKSTORE_MADE"
 

@@ -25,7 +25,7 @@ from ckstore.saving.process import AREAS, Save, Settings, start
 from ckstore.saving.staging import Area, Packed
 from ckstore.scanning.inputs import require_tensors
 from ckstore.writing.gradients import check_tree
-from ckstore.writing.request import checked_step, plain_metrics
+from ckstore.writing.request import checked_metrics, checked_step, plain_metrics
 
 if TYPE_CHECKING:
     import subprocess
@@ -199,7 +199,7 @@ class Saver:
         <ckstore.VersionRow 4 gpt@400>
         """
         self._check_thread()
-        checked, kept, pickled = checked_step(step), plain_metrics(metrics or {}), _pickled(search)
+        checked, kept, pickled = checked_step(step), plain_metrics(checked_metrics(metrics)), _pickled(search)
         with self._saving:
             self._check()
             described = describe_state_dict(state, on_unknown)

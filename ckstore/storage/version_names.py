@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ckstore.errors import NotFoundError
-from ckstore.runtime.provenance import HIDDEN
+from ckstore.runtime.provenance import own_metrics
 from ckstore.steps import step_of_text
 from ckstore.storage.names import AT, BETWEEN, BY_METRIC, ID_PREFIX, LATEST
 from ckstore.storage.rows import RunRow, VersionRow, metric_values
@@ -113,7 +113,7 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
     rows = catalog.versions(run)
     numbers = {row.number: value for row in rows if (value := metric_values(row.metrics).get(metric)) is not None}
     if not numbers:
-        known = sorted({name for row in rows for name in row.metrics if name not in HIDDEN})
+        known = sorted({name for row in rows for name in own_metrics(row.metrics)})
         hint = f"there are {', '.join(known)}" if known else "`ckstore metric` adds one"
         raise NotFoundError(f"No version has a number as metric {metric}; {hint}.")
     return catalog.version((min if lowest else max)(numbers, key=numbers.__getitem__))

@@ -40,7 +40,7 @@ from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
-from ckstore.runtime.provenance import MADE, made
+from ckstore.runtime.provenance import MADE, made, own_metrics
 from ckstore.runtime.threads import in_turn
 from ckstore.scanning.content_cuts import opaque_extents
 from ckstore.scanning.hashing import hash_version, held_windows
@@ -318,7 +318,7 @@ def _ingest(
 
 def _with_metrics(scanned: ScannedVersion, request: Request) -> Request:
     """Add the metrics inside the files, and the origin."""
-    read = metrics_inside(scanned)
+    read = own_metrics(metrics_inside(scanned))
     values = plain_metrics({name: value for name, (value, _) in read.items()})
     places = {name: (values[name], place) for name, (_, place) in read.items()}
     origin = made()

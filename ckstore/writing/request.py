@@ -15,7 +15,7 @@ from ckstore.errors import UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
 from ckstore.runtime.arguments import plain_fields, shown
-from ckstore.runtime.provenance import CONFIG, LARGEST, plain_config
+from ckstore.runtime.provenance import CONFIG, HIDDEN, LARGEST, plain_config
 from ckstore.steps import plain_number, step_of_value
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, Plain, check
@@ -157,8 +157,9 @@ def checked_step(step: Any) -> int | None:
 
 def with_config(metrics: Mapping[str, Any] | None, config: Any) -> Mapping[str, Any]:
     """Return metrics with a configuration among them; raise `UsageError` for one that is too large or no mapping."""
+    metrics = checked_metrics(metrics)
     if config is None:
-        return metrics or {}
+        return metrics
     try:
         plain = plain_config(config)
         check({CONFIG: plain}, Plain)
@@ -171,7 +172,15 @@ def with_config(metrics: Mapping[str, Any] | None, config: Any) -> Mapping[str, 
         raise UsageError(
             f"The configuration has {size:,} bytes as JSON; give the settings that matter, up to {LARGEST:,}."
         )
-    return {**(metrics or {}), CONFIG: plain}
+    return {**metrics, CONFIG: plain}
+
+
+def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return metrics of the user; raise `UsageError` for the name of what a version has besides its metrics."""
+    for name in HIDDEN:
+        if name in (metrics or {}):
+            raise UsageError(f"A metric cannot be called {name}, as a version has that besides; choose another name.")
+    return metrics or {}
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
