@@ -52,6 +52,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 def work(name: str, rollouts: Any) -> None:
     """Follow the policy, act by each version, and return its step, its digest and the actions."""
+    torch.set_num_threads(1)  # Threads of the parent, for which others would wait, are not in a fork.
     policy, generator = Policy(), torch.Generator().manual_seed(len(name))
     for version in ckstore.follow("store", "policy", name, poll=0.01):
         weights = load_file(version.path / "model.safetensors")
