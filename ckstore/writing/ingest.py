@@ -30,7 +30,7 @@ from ckstore.commit.naming import add_metrics
 from ckstore.encoding.casts import has_casts
 from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.object_writer import ObjectWriter
-from ckstore.errors import NotFoundError, UsageError
+from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.lineage import search as settings_search
 from ckstore.lineage.search import Found
 from ckstore.objects.continuation import Cut
@@ -306,11 +306,15 @@ def _ingest(
         catalog.release_number(number)
         repository.resolver.forget()
         return IngestReport(add_metrics(repository, unchanged.existing, given), is_new=False)
-    except BaseException:
+    except BaseException as error:
         if number:
             catalog.release_number(number)
         repository.resolver.forget()
-        raise
+        # Another process may have stored the same content.
+        other = existing_of(catalog, request) if existing is None and isinstance(error, ConflictError) else None
+        if other is None or not is_there(repository, other, scanned, request):
+            raise
+        return IngestReport(add_metrics(repository, other, given), is_new=False)
     row = catalog.version(committed)
     repository.last_cut = row.uid, scanned.alone or scanned.units, scanned.units
     return IngestReport(row, is_new=True)

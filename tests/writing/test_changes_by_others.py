@@ -243,3 +243,28 @@ def test_a_chain_that_leads_elsewhere_while_it_is_followed(place: Path, monkeypa
             store._repository.reader.chains.records(identity)
         assert done
         assert torch.equal(store["a@3"].state_dict()["w"], state(3)["w"])
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+@pytest.mark.parametrize("policy", [Policy(hot=0), Policy(hot=9), Policy("coarse", hot=0)], ids=str)
+def test_another_process_stores_the_step_first(
+    place: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy, *, is_equal: bool
+) -> None:
+    """The same content is unchanged, as if it had come later; other content conflicts."""
+
+    def store_first() -> None:
+        with ckstore.open(place) as other:
+            other.ingest(state(5 if is_equal else 6), run="a", step=5, policy=policy)
+
+    with ckstore.open(place) as store:
+        done = first(monkeypatch, Change, "commit_version", store_first)
+        if is_equal:
+            report = store.ingest(state(5), run="a", step=5, policy=policy, metrics={"loss": 1})
+            assert not report.is_new
+            assert store["a@5"].metrics == {"loss": 1}
+        else:
+            with pytest.raises(ConflictError, match="already version"):
+                store.ingest(state(5), run="a", step=5, policy=policy)
+        assert done
+        assert len(store) == STEPS + 1
+        assert store.verify().problems == []
