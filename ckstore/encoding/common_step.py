@@ -36,8 +36,8 @@ FLOOR = 0.35
 FIRST = 0.1
 
 #: Buffers among the weights, such as masks and sums, may be larger by orders of magnitude, and change by more: mean
-#: squares of a unit count as at most this many times the median of all units.
-_OUTLYING = {"size": 16.0, "travelled": 64.0, "change": 64.0}
+#: squares of a unit count as at most this many times the median of all units. Those of trained models are below.
+_OUTLYING = {"size": 16.0, "travelled": 256.0, "change": 256.0}
 
 #: The minimal part of the squared distance to the parent's decoded values that counts as change.
 _LEAST_CHANGE = 0.004
