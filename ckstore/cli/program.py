@@ -140,6 +140,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     Return the exit code.
     """
+    if sys.stderr is None:  # It is closed; without this, a file of the store may get its number.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Names of files and tensors may not be printable in the terminal's encoding.
         if hasattr(stream, "reconfigure"):

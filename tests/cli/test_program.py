@@ -212,6 +212,16 @@ def test_output_may_be_closed_from_the_start(filled: Path, arguments: str, code:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "code"), [("checkout best -o out.pt", 0), ("ingest in/step0.pt", 0), ("verify", 0), ("nothing", 2)]
+)
+def test_errors_and_bars_may_have_nowhere_to_go(filled: Path, arguments: str, code: int) -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m ckstore {arguments} 2>&-"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+    assert code or "checkout" not in arguments or Path("out.pt").read_bytes() == Path("in/step20.pt").read_bytes()
+
+
+@pytest.mark.parametrize(
     ("arguments", "code"), [(["log"], 0), (["gc"], 0), (["--help"], 0), ([], 2), (["nowhere"], 2), (["show", "no"], 13)]
 )
 def test_a_process_looks_for_no_garbage_when_it_ends(filled: Path, arguments: list[str], code: int) -> None:
