@@ -179,7 +179,7 @@ def _restore(
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
                 version.checkout(target, format=_ORIGINAL, force=force, progress=progress, signed_by=signed_by)
-            except (ConflictError, IntegrityError, NotFoundError) as error:
+            except (ConflictError, IntegrityError, NotFoundError, UsageError) as error:
                 print_failure(with_options(str(error)))
                 errors.append(error)
                 continue

@@ -165,6 +165,10 @@ def staged(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
 
 def check_place(target: Path, *, force: bool, directory: bool = False) -> None:
     """Raise the error of `staged` for a target that exists or whose directory does not, before work begins."""
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise UsageError(
+            f"{target} is a device or a pipe, not a file; name another path, or redirect `ckstore checkout -o -` to it."
+        )
     if (target.exists() or target.is_symlink()) and not force:
         raise ConflictError(f"{target} exists; choose another path, or overwrite it with `force`.")
     if not directory and target.is_dir() and not target.is_symlink():

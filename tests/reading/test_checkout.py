@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.numpy import save_file
 
 import ckstore
 from ckstore.errors import IntegrityError
@@ -113,6 +116,33 @@ def test_a_link_comes_with_its_intermediate_links(tmp_path: Path) -> None:
         left_out = store["a"].checkout(tmp_path / "out", include=["best.pt"])
     assert (tmp_path / "out" / "best.pt").read_bytes() == (source / "step" / "m.pt").read_bytes()
     assert left_out == ["other.txt"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_pipe_is_not_replaced(tmp_path: Path, force: bool) -> None:
+    pipe, link, report = tmp_path / "pipe", tmp_path / "link", tmp_path / "report.md"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    report.symlink_to(pipe)
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(2):
+            save_file({"w": np.full(9, step, np.float32)}, tmp_path / "m.safetensors")
+            store.ingest(tmp_path / "m.safetensors", step=step)
+        calls: list[Callable[[Path], object]] = [
+            lambda target: store["main@1"].checkout(target, force=force),
+            lambda target: store["main@1"].checkout(target, format="npz", force=force),
+            lambda target: store["main@1"].salvage(target, force=force),
+            lambda target: store.average(["main@0", "main@1"], target, force=force),
+            lambda target: store["main@1"].write_patch("main@0", target, force=force),
+            lambda target: store.report("main").save(report, force=force),
+        ]
+        for call in calls:
+            for target in (pipe, link):
+                with pytest.raises(ckstore.UsageError, match=r"is a device or a pipe, not a file; .*-o -"):
+                    call(target)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert link.is_symlink()
+    assert report.is_symlink()
 
 
 def test_a_stream_needs_no_more_than_write_and_flush(tmp_path: Path) -> None:
