@@ -111,6 +111,53 @@ def test_the_catalog_is_built_again(tmp_path: Path) -> None:
     )
 
 
+def test_files_that_are_written_elsewhere(tmp_path: Path) -> None:
+    """The error names the file, and nothing is left of it."""
+    on_a_small_disk(
+        tmp_path,
+        """
+        version, out = store["a@0"], Path(place, "out")
+        out.mkdir()
+        os.truncate(place + "/filling", os.path.getsize(place + "/filling") - 50_000)
+        for target, write in {
+            "x.pt": lambda path: version.checkout(path),
+            "x.npz": lambda path: version.checkout(path),
+            "run": lambda path: store.run("a").checkout(path),
+            "soup.pt": lambda path: store.average(["a@0", "a@1"], path),
+            "patch": lambda path: store["a@1"].write_patch("a@0", path),
+            "page.html": lambda path: store.report().save(path),
+            "served": lambda path: list(store.follow("a", path, once=True)),
+        }.items():
+            try:
+                write(out / target)
+                raise SystemExit(f"there was room for {target}")
+            except ckstore.DiskFullError as error:
+                assert f"No space for {out / target}" in str(error), error
+            left = [path for path in out.rglob("*") if path.is_file() and path.stat().st_size]
+            assert target == "served" or left == [], left
+        """,
+    )
+
+
+def test_the_error_of_the_store_ends_an_ingest_of_several(tmp_path: Path) -> None:
+    on_a_small_disk(
+        tmp_path,
+        """
+        from ckstore.cli.program import run
+
+        os.truncate(place + "/filling", 0)
+        names = [f"{place}/{step}.npy" for step in range(10, 16)]
+        for step, name in enumerate(names):
+            np.save(name, weights(step)["w"] * 2)
+        fill()
+        os.truncate(place + "/filling", os.path.getsize(place + "/filling") - 700_000)
+        assert run(["--store", place + "/store", "ingest", *names, "--run", "b"]) == 16
+        stored = len(store._catalog.versions("b"))
+        assert 0 < stored < len(names), stored
+        """,
+    )
+
+
 def test_one_change_after_the_other_on_a_disk_that_stays_full(tmp_path: Path) -> None:
     """The rest of one change's reserve serves the next change, where no other process takes it."""
     on_a_small_disk(

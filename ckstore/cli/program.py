@@ -15,7 +15,7 @@ import click
 
 from ckstore.cli.output import print_failure
 from ckstore.cli.verb import VERSION_HELP, option, write_exit_codes
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, DiskFullError
 from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.address_space import check, limit, too_little
 
@@ -158,7 +158,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if error.errno is None:
             raise
         _silence()
-        return code or _failed(_system_error(error), 1)
+        return code or _failed(*_system_error(error))
     return code
 
 
@@ -184,7 +184,7 @@ def _guarded(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         if error.errno is None:
             raise
-        return _failed(_system_error(error), 1)
+        return _failed(*_system_error(error))
     except UnicodeEncodeError as error:
         return _failed(f"{error.object!r} is not UTF-8; choose a name that is.", _USAGE)
     except SystemExit as error:
@@ -215,12 +215,15 @@ def _usage(error: click.UsageError) -> str:
     return f"{message.rstrip('.')}; see `{verb} --help`."
 
 
-def _system_error(error: OSError) -> str:
+def _system_error(error: OSError) -> tuple[str, int]:
+    """Return the sentence and the exit code of an error of the system."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"No space for {error.filename or 'the output'}; free some and try again.", DiskFullError.exit_code
     if error.errno in DENIED and isinstance(error.filename, str):
         is_readable = os.access(error.filename, os.R_OK)
-        return str(denied(error.filename, error, writing=is_readable or not os.path.exists(error.filename)))
+        return str(denied(error.filename, error, writing=is_readable or not os.path.exists(error.filename))), 1
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or os.strerror(error.errno or 0)}."
+    return f"{where}{error.strerror or os.strerror(error.errno or 0)}.", 1
 
 
 def _failed(message: str, code: int) -> int:

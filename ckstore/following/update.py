@@ -61,7 +61,8 @@ def update(
 
     Repeating an interrupted update is harmless: files in doubt are compared by digests, and values are written.
     """
-    return _Update(version, root, before, include, compare_first=compare_first).run()
+    with durable.write_explained(root, 1):
+        return _Update(version, root, before, include, compare_first=compare_first).run()
 
 
 class _Update:

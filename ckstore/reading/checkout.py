@@ -26,7 +26,6 @@ from ckstore.formats.paths import match_texts
 from ckstore.formats.skeleton import Checks, pieces
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.reading import unfinished
-from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.local_path import leads_out, local_path
@@ -83,12 +82,13 @@ def checkout(
     if document.is_directory:
         chosen = chosen_entries(version, include, exclude)
         version.contents.require_whole(number for number, entry in enumerate(document.files) if entry.path in chosen)
-        with staged(target, force=force, directory=True) as made:
+        nbytes = sum(entry.size for entry in document.files if entry.path in chosen)
+        with staged(target, force=force, directory=True, nbytes=nbytes) as made:
             _write_tree(version, chosen, made, progress)
         entries = [entry.path for entry in document.files] + [path for path, _ in document.links]
         return [path for path in entries if path not in chosen]
     version.contents.require_whole([0])
-    with staged(place_of_file(version, target), force=force) as made:
+    with staged(place_of_file(version, target), force=force, nbytes=document.files[0].size) as made:
         write_entry(version, 0, made, progress)
     return []
 
@@ -129,10 +129,11 @@ def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude:
 
 
 @contextmanager
-def staged(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
+def staged(target: Path, *, force: bool, directory: bool = False, nbytes: int = 1) -> Iterator[Path]:
     """Yield a path next to `target`, which replaces the target after the block, or is removed on an error.
 
-    Remains of killed processes next to `target` are removed.
+    A full disk is a `DiskFullError`; at least `nbytes` are written. Remains of killed processes next to `target` are
+    removed.
     """
     local_path(target)
     try:
@@ -142,11 +143,10 @@ def staged(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
     except CkstoreError:
         raise
     except OSError as error:
-        if error.errno in DENIED:
-            raise denied(target, error, writing=True) from error
         why = error.strerror or os.strerror(error.errno or 0)
-        raise UsageError(f"No file can be written at {target} ({why}); choose another path.") from error
-    with place as (made, former):
+        unknown = UsageError(f"No file can be written at {target} ({why}); choose another path.")
+        raise durable.unwritten(error, target, nbytes) or unknown from error
+    with durable.write_explained(target, nbytes), place as (made, former):
         if directory:
             made.mkdir()
         yield made
@@ -282,7 +282,7 @@ def restored_blocks(version: StoredVersion, number: int, *, compare_first: bool 
         yield from checked_blocks(version, number)
         return
     # Checksums of coarse values are known only after decoding all of the file.
-    with tempfile.TemporaryFile(buffering=0) as spool:
+    with durable.write_explained(Path(tempfile.gettempdir()), 1), tempfile.TemporaryFile(buffering=0) as spool:
         for blocks in coarse_blocks(version, number, spool) if changed else checked_blocks(version, number):
             write_all(spool, blocks)
         spool.seek(0)

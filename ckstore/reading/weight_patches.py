@@ -162,7 +162,7 @@ def write_delta(base: StoredVersion, version: StoredVersion, target: Path, *, fo
         position = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with staged(target, force=force, directory=True) as made:
+    with staged(target, force=force, directory=True, nbytes=position) as made:
         if frames:
             (made / file).write_bytes(len(text).to_bytes(8, "little") + text + b"".join(frames.values()))
         (made / "model.safetensors.index.json").write_text(json.dumps(index))

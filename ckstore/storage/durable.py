@@ -120,12 +120,13 @@ def new_directory(path: Path, mode: int = 0o777) -> None:
 def write_explained(directory: Path, needed: int) -> Explained:
     """Turn "no space left", or a file beyond its limit, into one sentence with the number of bytes that are needed.
 
-    Turn missing permission to write in the directory into `AccessError`.
+    Turn missing permission to write in the directory into `AccessError`. It may be a file that is written.
     """
-    return Explained(_unwritten, directory, needed)
+    return Explained(unwritten, directory, needed)
 
 
-def _unwritten(error: BaseException, directory: Path, needed: int) -> CkstoreError | None:
+def unwritten(error: BaseException, directory: Path, needed: int) -> CkstoreError | None:
+    """Return the error of `write_explained`; None for one that it keeps."""
     if not isinstance(error, OSError) or isinstance(error, CkstoreError):
         return None
     if error.errno == errno.EFBIG:
@@ -142,10 +143,10 @@ def _unwritten(error: BaseException, directory: Path, needed: int) -> CkstoreErr
 
 
 def full_error(directory: Path, needed: int) -> DiskFullError:
-    """Return the error for a full disk: `needed` bytes were to be written below `directory`."""
+    """Return the error for a full disk: `needed` bytes were to be written at or below `directory`."""
     free = "an unknown number of"
     with suppress(OSError):
-        status = os.statvfs(directory)
+        status = os.statvfs(directory if directory.exists() else directory.parent)
         free = f"{status.f_bavail * status.f_frsize:,}"
     is_cache = any((place / MIRROR).is_file() for place in (directory, directory.parent))
     elsewhere = ", or set $CKSTORE_CACHE to a directory on another disk," if is_cache else ""
