@@ -423,7 +423,7 @@ class Store(Mapping[str | int, "Version"]):
         force: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> AverageReport:
-        """Write the mean of versions, in the file format of the last one, without loading them.
+        """Write the mean of versions, in the format of the last one or the target's suffix, without loading them.
 
         Floats of 16 bits and more and complex numbers are summed in float64 and rounded once. Other tensors, plain
         values and the names of files are those of the last version.
@@ -448,7 +448,7 @@ class Store(Mapping[str | int, "Version"]):
             Versions differ in tensors, shapes, dtypes or the arrangement of files, or the target exists without
             `force`.
         UsageError
-            There are fewer than two versions, or `ema` is not between 0 and 1.
+            There are fewer than two versions, `ema` is not between 0 and 1, or nothing is converted to the suffix.
 
         Examples
         --------

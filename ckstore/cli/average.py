@@ -33,7 +33,7 @@ from ckstore.formats.paths import listed
 def command(
     ctx: click.Context, versions: tuple[str, ...], output: Path, ema: float | None, force: bool, as_json: bool
 ) -> None:
-    """Write the mean of versions, in the file format of the last one.
+    """Write the mean of versions, in the format of the last one, or of the suffix of TARGET as in `ckstore checkout`.
 
     Floats are summed in float64 and rounded once. Integers, counters of steps, floats of 8 bits and all other contents
     are those of the last version; stderr names the tensors. Versions that differ in their tensors are refused.

@@ -1,4 +1,4 @@
-"""Averages of versions: the file of the last one with the mean of all in place of its values, chunk by chunk."""
+"""Averages of versions: the file of the last one, or an export, with the mean of all in place of its values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from ckstore.errors import ConflictError, UsageError
 from ckstore.formats.layout import Tensor
 from ckstore.formats.paths import path_to_text
 from ckstore.reading.checkout import checkout
+from ckstore.reading.export import export
 from ckstore.reading.real_values import Reals, from_float64, to_float64
 from ckstore.reading.renames import under_last_names
 from ckstore.reading.stored_version import StoredVersion
+from ckstore.reading.subtree import format_for
 
 #: Float tensors without axes of these names count steps.
 _COUNTERS = ("step",)
@@ -62,9 +64,13 @@ def average(
     weights = [1.0] * len(versions)
     if ema is not None:
         weights = [ema ** (len(versions) - 1), *((1 - ema) * ema**age for age in range(len(versions) - 2, -1, -1))]
+    format = format_for(versions[-1], target)
     made = _Average(versions, weights)
     try:
-        checkout(made, target, force=force, progress=progress)
+        if format == "original":
+            checkout(made, target, force=force, progress=progress)
+        else:
+            export(made, target, format, force=force, progress=progress)
     finally:
         made.chunks.clear()
     averaged = [path for path, (file, tensor) in made.paths.items() if made.averages(file, tensor)]
@@ -77,6 +83,8 @@ class _Average(StoredVersion):
 
     Raise `ConflictError` if the tensors of another version differ from those of the last.
     """
+
+    is_computed = True
 
     def __init__(self, versions: Sequence[StoredVersion], weights: Sequence[float]) -> None:
         super().__init__(versions[-1].repository, versions[-1].row)

@@ -82,7 +82,10 @@ def fill(
 def read(version: StoredVersion, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
     """Return the elements from `first` to before `last` of an extent, bit for bit, as a new array."""
     version.require(file, extent)
-    out = np.empty(last - first, bits_dtype(version.layout.files[file].extents[extent].dtype))
+    dtype = bits_dtype(version.layout.files[file].extents[extent].dtype)
+    if version.is_computed:
+        return np.frombuffer(version.read_extent(file, extent, first, last), dtype)
+    out = np.empty(last - first, dtype)
     fill(version, [Destination(file, extent, first, last, out.view(np.uint8))])
     return out
 

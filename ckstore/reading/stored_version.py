@@ -111,6 +111,9 @@ class ChangedVersionError(ConflictError):
 class StoredVersion:
     """Reads a version of a repository; `is_committed` tells whether the catalog has it."""
 
+    #: Whether `read_extent` has other values than `chunk`.
+    is_computed = False
+
     def __init__(self, repository: Repository, row: VersionRow, *, is_committed: bool = True) -> None:
         self._is_committed = is_committed
         self.repository = repository

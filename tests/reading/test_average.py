@@ -77,6 +77,25 @@ def test_numbers_and_what_is_kept(tmp_path: Path, ema: float | None) -> None:
     }
 
 
+def test_the_suffix_of_the_target_is_what_is_written(tmp_path: Path) -> None:
+    """Tensors that are not contiguous are read in another way than the others."""
+    states = [{**state(step)["model"], "step": torch.tensor(step)} for step in (1, 2)]
+    with ckstore.init(tmp_path / "store") as store:
+        ingest(store, tmp_path, states)
+        for name in ("soup.pt", "soup.npz", "SOUP.safetensors"):
+            report = store.average("r@1..r@2", tmp_path / name)
+        with pytest.raises(ckstore.UsageError, match="named as a file of another format"):
+            store.average("r@1..r@2", tmp_path / "soup.onnx")
+    assert report.kept == ["flag", "step"]
+    soup = torch.load(tmp_path / "soup.pt", weights_only=True)
+    exported, arrays = load_file(tmp_path / "SOUP.safetensors"), np.load(tmp_path / "soup.npz")
+    assert soup.keys() == exported.keys() == set(arrays)
+    for name, tensor in soup.items():
+        assert torch.equal(exported[name], tensor), name
+        if name != "bfloat16":
+            np.testing.assert_array_equal(arrays[name], tensor.numpy(), strict=True)
+
+
 def test_a_mean_of_equal_versions_is_that_version(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         for step in range(3):
