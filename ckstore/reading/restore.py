@@ -32,6 +32,7 @@ def places(versions: Sequence[StoredVersion], folder: Path) -> list[Path]:
     """Return a path in a directory for each version, below the name of its run if there are several.
 
     Names that repeat in a directory get the step, and then the number: `state_dict-400.pt`, `state_dict-400-v7.pt`.
+    So do names of the directories of other runs: run `a` may hold a file `b`, and there may be a run `a/b`.
     Raise `ConflictError` if the directory is a file.
     """
     if folder.exists() and not folder.is_dir():
@@ -39,8 +40,10 @@ def places(versions: Sequence[StoredVersion], folder: Path) -> list[Path]:
     several = len({version.row.run for version in versions}) > 1
     parents = [folder / version.row.run if several else folder for version in versions]
     names = [own_name(version) for version in versions]
+    folders = {place for parent in parents for place in (parent, *parent.parents)}
+    taken = [(place.parent, place.name.casefold()) for place in folders]
     for suffix in ("-{step}", "-v{number}"):
-        counts = Counter((parent, name.casefold()) for parent, name in zip(parents, names, strict=True))
+        counts = Counter([*taken, *((parent, name.casefold()) for parent, name in zip(parents, names, strict=True))])
         names = [
             _with(name, suffix, version) if counts[parent, name.casefold()] > 1 else name
             for parent, name, version in zip(parents, names, versions, strict=True)

@@ -73,6 +73,21 @@ def test_runs_get_directories_and_repeated_names_steps(ckstore, filled: Path) ->
             store.run("loop").checkout("out/loop")
 
 
+def test_a_name_may_be_that_of_the_directory_of_a_run(ckstore, place: Path) -> None:
+    with library.open(".ckstore") as store:
+        for run, name in (("a", "b"), ("a/b", "x"), ("a", "x"), ("a/x/y", "b"), ("a/b-1", "z")):
+            shutil.copy("in/step0.pt", name)
+            store.ingest(name, run=run, step=int(name == "b"))
+        (place / "d" / "b").mkdir(parents=True)
+        shutil.copy("in/step0.pt", "d/b/m.pt")
+        store.ingest(place / "d" / "b", run="a", step=2)
+    for said in ("6 versions written", "6 there already"):
+        assert said in ckstore("checkout", "-o", "out").out
+    assert sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*") if path.is_file()) == [
+        "a/b-1-v1", "a/b-1/z", "a/b-2/m.pt", "a/b/x", "a/x-0", "a/x/y/b",
+    ]  # fmt: skip
+
+
 def test_several_versions_do_not_go_into_a_file(ckstore, filled: Path) -> None:
     (filled / "back").write_bytes(b"mine")
     said = ckstore("checkout", "--run", "gpt", "-o", "back", code=12).sentence
