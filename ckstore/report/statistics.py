@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.errors import UsageError
 from ckstore.formats.paths import match_texts, text_to_path
 from ckstore.objects.roles import state_of
 from ckstore.reading.buffers import read_tensor
@@ -137,6 +138,8 @@ def statistics(
     values
         Whether to compute the measures that need values; the others decode nothing.
     """
+    if sample < 1:
+        raise UsageError(f"`sample` must be 1 or more, not {sample}.")
     while True:
         try:
             if versions:  # The store's cache may be large, and each chunk is needed for the next version alone.

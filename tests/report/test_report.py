@@ -125,6 +125,13 @@ def test_notebooks_show_tables_and_a_line(filled: Store) -> None:
     assert filled.report("a")._repr_html_().startswith("<iframe")
 
 
+@pytest.mark.parametrize("sample", [0, -1])
+def test_a_sample_has_an_element(filled: Store, sample: int) -> None:
+    for refused in (lambda: filled.report(sample=sample), lambda: filled.run("a").statistics(sample=sample)):
+        with pytest.raises(UsageError, match=f"`sample` must be 1 or more, not {sample}."):
+            refused()
+
+
 def test_an_empty_store_has_an_empty_report(store: Store) -> None:
     assert store.report().contents["runs"] == []
     assert store.report().to_markdown() == "# no runs\n"
