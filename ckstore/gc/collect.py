@@ -14,7 +14,7 @@ from ckstore.commit.costs import update_costs
 from ckstore.commit.dependents import users
 from ckstore.commit.in_full import store_in_full
 from ckstore.commit.join import garbage, join, join_due
-from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
+from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError, UsageError
 from ckstore.gc.changed import changes
 from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GRACE, GcPlan, plan_for, removed_packs, unused_segments
 from ckstore.gc.reachability import PackContents, State
@@ -149,6 +149,8 @@ def gc(
     The commit waits `patience` seconds, ten minutes by default, until no other process writes; a second `gc` waits for
     the first.
     """
+    if grace is not None and grace < 0:
+        raise UsageError(f"`grace` must be 0 or more seconds, not {grace:g}.")
     repository.catalog.refresh()
     if dry_run:
         return expected(repository, grace)

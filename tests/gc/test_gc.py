@@ -116,6 +116,14 @@ def stored(store: ckstore.Store) -> dict[str, bytes]:
     return {record.id: store._repository.packs.pread(record.pack, *record.at) for record in records}
 
 
+def test_a_grace_is_no_negative_time(store: ckstore.Store) -> None:
+    store.forget("b@6")
+    for dry_run in (False, True):
+        with pytest.raises(UsageError, match="`grace` must be 0 or more seconds, not -5"):
+            store.gc(grace=-5, dry_run=dry_run)
+    assert [row.step for row in store.undo().versions] == [6]
+
+
 # Freed bytes
 
 
