@@ -84,7 +84,7 @@ class Run:
         NotFoundError
             The run has no version at that step.
         UsageError
-            A bound of the range is negative.
+            A bound of the range, or its step, is negative.
         """
         if isinstance(step, slice):
             return self._between(step)
@@ -108,7 +108,7 @@ class Run:
                 f"The bounds of a range of steps are integers, not {shown(steps.start)} and {shown(steps.stop)}."
             )
         every = None if steps.step is None else step_of_value(steps.step)
-        if steps.step is not None and not every:
+        if steps.step is not None and (every is None or every < 1):
             raise UsageError(f"A range of steps takes every nth version, not every {shown(steps.step)}.")
         first, last = bounds
         if any(bound is not None and bound < 0 for bound in bounds):

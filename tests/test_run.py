@@ -127,6 +127,9 @@ def test_a_step_selects_a_version_and_a_range_of_steps_a_run(run: Run) -> None:
         run[15]
     with pytest.raises(UsageError, match=r"tail\(n\)"):
         run[-2:]
+    for every in (0, -1):
+        with pytest.raises(UsageError, match=f"every nth version, not every {every}"):
+            run[::every]
 
 
 def test_metrics_are_columns(store: ckstore.Store) -> None:
