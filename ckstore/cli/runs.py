@@ -39,6 +39,8 @@ def command(ctx: click.Context, run: str | None, rename: str | None, form: str |
     A renamed run keeps its versions with their ids, numbers, tags and children, and its policy. Jobs that save under
     the old name begin another run. `ckstore tag RUN NAME` tags the version with the highest step of a run.
     """
+    if as_json and (rename is not None or form == "csv"):
+        raise UsageError("--json lists runs, in a form of its own; leave it out, or --rename and --format csv.")
     if rename is not None:
         if run is None:
             raise UsageError("Name the run, too: `ckstore runs RUN --rename NAME`.")

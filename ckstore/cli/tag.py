@@ -29,6 +29,8 @@ def command(ctx: click.Context, version: str | None, name: str | None, delete: s
     An existing tag is moved. A tag, like a run, has a name that means nothing else: no number, no beginning of an id
     (four or more of 0-9 and a-f), not `latest`, `best:…` or `a..b`, without @, and not the name of a run.
     """
+    if as_json and (delete is not None or version is not None):
+        raise UsageError("--json lists tags; leave it out to set or remove one.")
     if delete is not None or version is None:
         if version is not None:
             raise UsageError("Give a version and a name, or --delete NAME.")

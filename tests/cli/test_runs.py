@@ -49,6 +49,8 @@ def test_a_run_gets_another_name(ckstore, filled: Path) -> None:
         (["gpt", "--rename", "17"], 2, "is a number"),
         (["gpt", "--rename", "gpt"], 12, "There is a run gpt already"),
         (["--rename", "x"], 2, "ckstore runs RUN --rename NAME"),
+        (["gpt", "--rename", "x", "--json"], 2, "leave it out, or --rename"),
+        (["--format", "csv", "--json"], 2, "leave it out, or --rename and --format csv"),
     ],
 )
 def test_refused(ckstore, filled: Path, arguments: list[str], code: int, sentence: str) -> None:

@@ -36,6 +36,8 @@ def test_none(ckstore, place: Path) -> None:
         (["--delete", "bset"], 13),
         (["gtp@0", "x"], 13),
         (["swapped", "gpt@0"], 2),
+        (["gpt@0", "first", "--json"], 2),
+        (["--delete", "best", "--json"], 2),
     ],
 )
 def test_refused(ckstore, filled: Path, arguments: list[str], code: int) -> None:
