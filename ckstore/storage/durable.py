@@ -150,10 +150,8 @@ def full_error(directory: Path, needed: int) -> DiskFullError:
         free = f"{status.f_bavail * status.f_frsize:,}"
     is_cache = any((place / MIRROR).is_file() for place in (directory, directory.parent))
     elsewhere = ", or set $CKSTORE_CACHE to a directory on another disk," if is_cache else ""
-    return DiskFullError(
-        f"No space for {directory}: at least {needed:,} more bytes are needed and {free} are free;"
-        f" free some{elsewhere} and try again."
-    )
+    there = f"at least {needed:,} more bytes are needed and {free} are free" if needed > 1 else f"{free} bytes are free"
+    return DiskFullError(f"No space for {directory}: {there}; free some{elsewhere} and try again.")
 
 
 def write_file(path: Path, data: bytes, *, absent: bool = False) -> bool:

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,3 +201,15 @@ def test_a_failed_checkout_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.
         hashing = [thread for thread in threading.enumerate() if thread.name.startswith("ckstore-hash")]
         assert set(hashing) <= set(before)
         assert raised.tb  # The exception is held: its frames live on.
+
+
+def test_a_full_temporary_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "injected")
+
+    torch.save({"w": torch.ones(300)}, tmp_path / "m.pt")
+    with ckstore.init(tmp_path / "store") as store:
+        version = store[store.ingest(tmp_path / "m.pt").version.number]
+        monkeypatch.setattr(checkout, "write_all", failing)
+        with pytest.raises(ckstore.DiskFullError, match=f"No space for {tempfile.gettempdir()}: "):
+            checkout.write_file(version._stored, io.BytesIO(), compare_first=True)
