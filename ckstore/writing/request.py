@@ -176,7 +176,7 @@ def with_config(metrics: Mapping[str, Any] | None, config: Any) -> Mapping[str, 
 
 
 def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return metrics of the user; raise `UsageError` for the name of what a version has besides its metrics."""
+    """Return metrics of the user; raise `UsageError` for a name that has another meaning."""
     for name in HIDDEN:
         if name in (metrics or {}):
             raise UsageError(f"A metric cannot be called {name}, as a version has that besides; choose another name.")

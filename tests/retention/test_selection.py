@@ -210,7 +210,7 @@ def test_periods_that_keep_nothing(said: dict[str, Any]) -> None:
 
 
 def test_a_version_without_a_step_costs_no_higher_one(catalog: Catalog) -> None:
-    """The highest step is what the name of a run means, so that `keep_last` spares it."""
+    """The name of a run means its highest step, so that `keep_last` spares that."""
     steps = [1000, 2000, None, 10, 20]
     first = catalog.version(1)
     rows = [replace(first, number=number, step=step) for number, step in enumerate(steps, 1)]
