@@ -15,6 +15,7 @@ from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Retention
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.runtime.arguments import NAME, PATH, PATHS, TEXT, WHOLE, checked, plain, shown
+from ckstore.runtime.local_path import local_path
 from ckstore.steps import by_step
 from ckstore.storage import root
 from ckstore.storage.catalog import RECENT, Catalog, VersionRow
@@ -1737,7 +1738,7 @@ def open(
     if isinstance(place, Path):
         place = place.absolute()  # A program may change its directory later.
     if local is not None:
-        return _in_front(Path(local).absolute(), mode, limit, Repository(place, options=options, cache=mirrors))
+        return _in_front(local_path(local).absolute(), mode, limit, Repository(place, options=options, cache=mirrors))
     return Store(place, mode, limit, options=options, cache=mirrors)
 
 

@@ -347,6 +347,13 @@ def test_large_buffers_do_not_coarsen_weights(store: ckstore.Store, scale: float
     assert all(other <= 4.5 * own for own, other in zip(errors["alone"], errors["both"], strict=True))
 
 
+def test_small_tensors_do_not_refine_large_ones(store: ckstore.Store) -> None:
+    large = {f"w{index}": draw(500, 500, seed=index) for index in range(2)}
+    small = {f"v{index}": 1e-3 * draw(200, 200, seed=index) for index in range(4)}
+    alone, both = (stored(store, state, run=run) for run, state in (("alone", large), ("both", large | small)))
+    assert both.deviations()["w0"].rms > 0.7 * alone.deviations()["w0"].rms
+
+
 def test_the_same_values_after_themselves_keep_their_integers(store: ckstore.Store) -> None:
     version = stored(store, {"w": draw(300, 256)}, step=0)
     decoded = version["w"].torch()

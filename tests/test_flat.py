@@ -49,7 +49,7 @@ CONNECTION = 5000
 WHOLE = {
     r"FROM seals s$": "a row for each table",
     r"WITH RECURSIVE pairs": "`runs` and `best:METRIC`: two rows for each run and metric",
-    r"'first'|LEFT JOIN runs o ON 1": "`runs`: three rows for each run",
+    r"WHERE o.versions AND|LEFT JOIN runs o ON 1": "`runs` and `best:METRIC`: two rows for each run",
     r"LEFT JOIN policies t": "the policies of runs",
     r"LEFT JOIN tags t": "before a version is forgotten or replaced, no tag may be missing",
     r"FROM leases": "one for each process that writes",

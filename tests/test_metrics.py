@@ -224,6 +224,32 @@ def check_extremes(store: ckstore.Store) -> None:
 
 
 @pytest.mark.local
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_loss_of_an_extreme_version_is_told(tmp_path: Path, number: int) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(3):
+            store.ingest({"w": np.full(3, step)}, run="r", step=step, metrics={"loss": step}, hot=0)
+    edit(tmp_path / "store" / "catalog.sqlite", "DELETE FROM versions WHERE number = ?", (number,))
+    with ckstore.open(tmp_path / "store", "r") as store:
+        for read in (store._catalog.summaries, lambda: store["least:loss" if number == 1 else "most:loss"]):
+            with pytest.raises(ckstore.errors.IntegrityError, match=f"version {number} is missing"):
+                read()
+    edit(tmp_path / "store" / "catalog.sqlite", "DELETE FROM runs")
+    with ckstore.open(tmp_path / "store", "r") as store, pytest.raises(ckstore.errors.IntegrityError, match="runs"):
+        store["best:loss"]
+
+
+def test_long_names_of_metrics_are_found_without_the_index(tmp_path: Path) -> None:
+    name = "a" * 300
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(3):
+            store.ingest({"w": np.full(3, step)}, run="r", step=step, metrics={name: -step, "loss": 1})
+        assert store[f"least:{name}"].step == 2
+        assert store._catalog.summaries()[0].extremes.keys() == {"loss"}
+        assert store.verify().problems == []
+
+
+@pytest.mark.local
 @pytest.mark.parametrize("statement", ["DELETE FROM metrics", "UPDATE metrics SET value = value - 1"])
 def test_a_damaged_index_of_metrics_is_told(source: Path, tmp_path: Path, statement: str) -> None:
     with ckstore.init(tmp_path / "store") as store:

@@ -36,7 +36,7 @@ FLOOR = 0.35
 FIRST = 0.1
 
 #: Buffers among the weights, such as masks and sums, may be larger by orders of magnitude, and change by more: mean
-#: squares of a unit count as at most this many times the median of all units. Those of trained models are below.
+#: squares of a unit count as at most this many times the median of all elements. Those of trained models are below.
 _OUTLYING = {"size": 16.0, "travelled": 256.0, "change": 256.0}
 
 #: The minimal part of the squared distance to the parent's decoded values that counts as change.
@@ -146,8 +146,11 @@ def _pooled(found: Sequence[_Measured], name: str) -> float:
     """Return the mean over all elements; mean squares far beyond those of other units count as less."""
     weights = np.array([item.elements for item in found], np.float64)
     values = np.array([getattr(item, name) for item in found], np.float64)
-    if name in _OUTLYING and (positive := np.sort(values[values > 0])).size:
-        values = np.minimum(values, _OUTLYING[name] * positive[(positive.size - 1) // 2])
+    order = np.argsort(values)
+    order = order[values[order] > 0]
+    if name in _OUTLYING and order.size:
+        total = np.cumsum(weights[order])
+        values = np.minimum(values, _OUTLYING[name] * values[order[np.searchsorted(total, total[-1] / 2)]])
     return float(values @ weights / weights.sum()) if values.size else 0.0
 
 

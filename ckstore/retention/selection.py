@@ -89,7 +89,9 @@ def last_of(ordered: Sequence[VersionRow], last: int | str) -> set[int]:
     the highest step always do: clocks of machines differ.
     """
     count = last if isinstance(last, int) else 1
-    by_step = sorted((row for row in ordered if row.step is not None), key=lambda row: row.step or 0)
+    by_step = sorted(
+        (row for row in ordered if row.step is not None and not row.superseded), key=lambda row: row.step or 0
+    )
     found = {row.number for row in (*ordered[-count:], *by_step[-count:])}
     if isinstance(last, str) and ordered:
         end = _seconds(max(ordered, key=lambda row: row.number)) - seconds_of(last)

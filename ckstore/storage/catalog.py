@@ -21,7 +21,7 @@ from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
-from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key, metric_values
+from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, indexed_values, key
 from ckstore.storage.segments import Place
 from ckstore.storage.slots import ALL, among, to_text
 
@@ -675,7 +675,7 @@ class Catalog(CatalogClaims):
     def _index_metrics(self, row: VersionRow, change: str) -> None:
         """Add the metrics of a version to their index, or remove them; superseded versions have none there."""
         if not row.superseded:
-            values = metric_values(row.metrics).items()
+            values = indexed_values(row.metrics).items()
             self._connection.execute_many(change, [(row.run, *named, row.number) for named in values])
 
     def _divided(self, metrics: Mapping[str, Any], other: int | None) -> tuple[str, int | None]:

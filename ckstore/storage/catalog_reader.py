@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -36,6 +37,7 @@ from ckstore.storage.rows import (
     RunSummary,
     Totals,
     VersionRow,
+    indexed_values,
     metric_values,
 )
 from ckstore.storage.schema import (
@@ -131,14 +133,15 @@ _ABOVE, _HELD = rows(PackName, Whole | None), rows(Whole, Positive)
 _GLOBS = tuple[Word, ...]
 
 _FIRST = "(SELECT min(number) FROM versions WHERE run = o.id AND superseded = {})"
-_LOWEST = "(SELECT number FROM versions WHERE run = o.id AND superseded = 0 AND step IS NOT NULL ORDER BY step LIMIT 1)"
-#: Runs with versions, and for each the versions with the lowest number, the lowest step and the highest.
-_ENDS = " UNION ALL ".join(
-    f"SELECT {_RUN}, '{end}', {VERSION} FROM runs o JOIN versions v ON v.number = {number} {NAMES} WHERE {{0}}"
-    for end, number in (
-        ("first", f"coalesce({_FIRST.format(0)}, {_FIRST.format(1)})"), ("lowest", _LOWEST), ("highest", "o.highest"),
-    )
-)  # fmt: skip
+_LOWEST = (
+    "(SELECT number FROM versions WHERE run = o.id AND superseded = {} AND step IS NOT NULL ORDER BY step LIMIT 1)"
+)
+#: Runs with versions, and the versions with the lowest number and the lowest step.
+_ENDS = (
+    f"SELECT coalesce({_FIRST.format(0)}, {_FIRST.format(1)}, 0),"
+    f" coalesce({_LOWEST.format(0)}, {_LOWEST.format(1)}, 0), {_RUN} FROM runs o WHERE o.versions AND "
+)
+_END_ROWS = rows(Whole, Whole)
 #: Runs with one metric, or with each of theirs: the next name is found without the versions between.
 _ONE_METRIC = "pairs(run, named, name) AS (SELECT o.id, o.name, ? FROM runs o WHERE {0})"
 _ALL_METRICS = (
@@ -146,23 +149,27 @@ _ALL_METRICS = (
     " FROM runs o WHERE {0} UNION ALL SELECT run, named, (SELECT min(m.name) FROM metrics m WHERE m.run = pairs.run"
     " AND m.name > pairs.name) FROM pairs WHERE name IS NOT NULL)"
 )
-#: Runs, metrics, the lowest or highest value, and the first version with it.
-_EXTREME = (
-    f"SELECT {bounded('x.named')}, {bounded('x.name')}, '{{1}}', x.value, {VERSION} FROM (SELECT run, named, name,"
-    " (SELECT {1}(value) FROM metrics m WHERE m.run = pairs.run AND m.name = pairs.name) AS value FROM pairs) x"
-    " JOIN versions v ON v.number = (SELECT min(version) FROM metrics m"
-    f" WHERE m.run = x.run AND m.name = x.name AND m.value = x.value) {NAMES}"
+_OF_PAIR = "FROM metrics m WHERE m.run = x.run AND m.name = x.name"
+#: Runs, metrics, the lowest or highest value, and the number of the first version with it.
+_EXTREMES = "WITH RECURSIVE {} " + " UNION ALL ".join(
+    f"SELECT {bounded('x.named')}, {bounded('x.name')}, '{end}', x.value,"
+    f" (SELECT min(version) {_OF_PAIR} AND m.value = x.value)"
+    f" FROM (SELECT run, named, name, (SELECT {end}(value) {_OF_PAIR}) AS value FROM pairs x) x"
+    " WHERE x.value IS NOT NULL"
+    for end in ("min", "max")
 )
-_EXTREMES = "WITH RECURSIVE {} " + " UNION ALL ".join(_EXTREME.format("", end) for end in ("min", "max"))
+_EXTREME_ROWS = rows(Name, Text, Literal["min", "max"], float, Positive)
 #: The metrics of all versions as text, and their index.
 _METRICS = (
-    f"SELECT {bounded('o.name')}, NULL, v.metrics, v.number FROM versions v JOIN runs o ON o.id = v.run"
-    f" WHERE NOT v.superseded UNION ALL SELECT {bounded('o.name')}, {bounded('m.name')}, m.value, m.version"
+    f"SELECT 0, {bounded('o.name')}, NULL, v.metrics, v.number FROM versions v JOIN runs o ON o.id = v.run"
+    f" WHERE NOT v.superseded UNION ALL SELECT 1, {bounded('o.name')}, {bounded('m.name')}, m.value, m.version"
     " FROM metrics m LEFT JOIN runs o ON o.id = m.run"
 )
 _RUNS_OF = f"SELECT v.number, {bounded('o.name')} FROM versions v JOIN runs o ON o.id = v.run WHERE v.number"
 _RUN_OF_ROWS = rows(Positive, Name)
-_EXTREME_ROWS = rows(Name, Text, Literal["min", "max"], float)
+
+
+T = TypeVar("T")
 
 
 class Uses(NamedTuple):
@@ -403,16 +410,7 @@ class CatalogReader:
         known = [found.name for found in self.runs() if run in (None, found.name)]
         if run is not None and not known:
             raise self._unknown_run(run)
-        condition, parameters = ("1", []) if run is None else ("o.name = ?", [run])
-        found = self._connection.rows(_ENDS.format(condition), 3 * parameters)
-        sums = self._connection.unsealed([row[:_OF_RUN] for row in found], RUN_ROWS)
-        ends = self._versions(self._connection.unsealed(row[_OF_RUN + 1 :] for row in found))
-        summaries: dict[str, dict[str, Any]] = {}
-        for (_, name, count, _, _, _, size, stored), row, version in zip(sums, found, ends, strict=True):
-            if version.run != name:
-                raise damaged(self._path, f"an index names version {version.number} in place of another")
-            own = summaries.setdefault(name, {"versions": count, "original_bytes": size, "stored_bytes": stored})
-            own[row[_OF_RUN]] = version
+        found, rows = self._named_twice(partial(self._ends, run), lambda row: (row[0], row[1] or row[0], row[2][5]))
         extremes: dict[str, dict[str, dict[str, VersionRow]]] = {name: {} for name in known}
         for name, metric, end, version in self._extremes(run):
             extremes.setdefault(name, {}).setdefault(metric, {})[end] = version
@@ -422,16 +420,28 @@ class CatalogReader:
         for tag, number in numbers.items():
             tags.setdefault(runs.get(number, ""), []).append(tag)
         return [
-            RunSummary(name, **summaries[name], extremes=extremes[name], tags=tags[name])
-            for name in known
-            if name in summaries
-        ]
+            RunSummary(
+                name, count, size, stored, rows[first], rows[highest], rows.get(lowest), extremes.get(name, {}),
+                tags.get(name, ()),
+            )
+            for first, lowest, (_, name, count, _, _, highest, size, stored) in found
+            if self._are_of(name, rows[first], rows[highest], rows.get(lowest))
+        ]  # fmt: skip
+
+    def _are_of(self, run: str, *found: VersionRow | None) -> bool:
+        """Return True; raise `IntegrityError` unless versions are of a run."""
+        for row in found:
+            if row is not None and row.run != run:
+                raise damaged(self._path, f"an index names version {row.number} in place of another")
+        return True
 
     def extreme(self, metric: str, run: str | None, *, lowest: bool) -> VersionRow | None:
         """Return the version with the lowest or highest value of a metric, the first of equal ones, or None.
 
         Superseded versions are left out.
         """
+        if run is None:
+            self.runs()  # Raises `IntegrityError` if one is lost.
         wanted = "min" if lowest else "max"
         found = [row for _, _, end, row in self._extremes(run, metric) if end == wanted]
         sign = 1 if lowest else -1
@@ -783,12 +793,12 @@ class CatalogReader:
     def _are_metrics_right(self) -> bool:
         """Return whether the index of metrics is that of the versions."""
         indexed, known = set(), set()
-        for run, metric, value, number in self._connection.rows(_METRICS):
-            if metric is not None:
+        for is_index, run, metric, value, number in self._connection.rows(_METRICS):
+            if is_index:
                 indexed.add((run, metric, value, number))
                 continue
             with suppress(ValueError):  # A damaged row of a version is told where it is read.
-                known |= {(run, *named, number) for named in metric_values(decode_plain(value)).items()}
+                known |= {(run, *named, number) for named in indexed_values(decode_plain(value)).items()}
         return indexed == known
 
     def reservations(self) -> list[Claim]:
@@ -837,6 +847,8 @@ class CatalogReader:
             f"SELECT {bounded('o.name')}, o.versions, o.total, o.last FROM runs o"
             " LEFT JOIN versions v ON v.run = o.id GROUP BY o.id"
             " HAVING o.versions <> COUNT(v.number) OR o.total <> coalesce(SUM(v.seal), 0)"
+            " OR o.original_bytes <> coalesce(SUM(v.original_bytes), 0)"
+            " OR o.stored_bytes <> coalesce(SUM(v.stored_bytes), 0)"
             " OR o.last <> coalesce(MAX(v.number) FILTER (WHERE NOT v.superseded), MAX(v.number), 0)"
         ):
             raise damaged(self._path, f"run {run} has not the {count} versions up to {last} that sum up to {total}")
@@ -857,16 +869,45 @@ class CatalogReader:
         except ValueError as error:
             raise damaged(self._path, error) from error
 
+    def _ends(self, run: str | None) -> list[tuple[int, int, Sequence[Any]]]:
+        """Return the lowest number of runs, that of the lowest step or 0, and the runs with their sums."""
+        condition, parameters = ("1", []) if run is None else ("o.name = ?", [run])
+        found = self._connection.rows(_ENDS + condition, parameters)
+        ends = self._connection.checked([row[:2] for row in found], _END_ROWS)
+        sums = self._connection.unsealed([row[2:] for row in found], RUN_ROWS)
+        return [(first, lowest, own) for (first, lowest), own in zip(ends, sums, strict=True)]
+
     def _extremes(self, run: str | None, metric: str | None = None) -> list[tuple[str, str, str, VersionRow]]:
         """Return names of runs and of metrics, and the versions with the lowest and the highest value of each."""
         pairs = (_ALL_METRICS if metric is None else _ONE_METRIC).format("1" if run is None else "o.name = ?")
-        found = self._connection.rows(_EXTREMES.format(pairs), [name for name in (metric, run) if name is not None])
-        named = self._connection.checked([row[:4] for row in found], _EXTREME_ROWS)
-        rows = self._versions(self._connection.unsealed(row[4:] for row in found))
-        for (name, metric, _, value), row in zip(named, rows, strict=True):
-            if row.superseded or (row.run, metric_values(row.metrics).get(metric)) != (name, value):
-                raise damaged(self._path, f"an index names version {row.number} in place of another")
-        return [(*names[:3], row) for names, row in zip(named, rows, strict=True)]
+        parameters = [name for name in (metric, run) if name is not None]
+        query = partial(self._connection.rows, _EXTREMES.format(pairs), parameters, _EXTREME_ROWS)
+        found, rows = self._named_twice(query, lambda row: {row[-1]})
+        for name, of, _, value, number in found:
+            row = rows[number]
+            if row.superseded or (row.run, metric_values(row.metrics).get(of)) != (name, value):
+                raise damaged(self._path, f"an index names version {number} in place of another")
+        return [(name, of, end, rows[number]) for name, of, end, _, number in found]
+
+    def _named_twice(
+        self, query: Callable[[], list[T]], numbers: Callable[[T], Iterable[Any]]
+    ) -> tuple[list[T], dict[int, VersionRow]]:
+        """Return the rows of a query, and the versions that they name, by number.
+
+        Another process may forget one between the two: only if the query names it again, it is missing.
+        """
+        before: list[T] | None = None
+        while True:
+            found = query()
+            wanted = {number for row in found for number in numbers(row)}
+            query_rows = self._connection.rows_of(f"SELECT {VERSION} FROM versions v {NAMES} WHERE v.number", wanted)
+            rows = {row.number: row for row in self._versions(self._connection.unsealed(query_rows))}
+            missing = wanted - rows.keys()
+            if not missing:
+                return found, rows
+            if found == before:
+                raise damaged(self._path, f"version {min(missing)} is missing")
+            before = found
 
     def _of_run(self, run: str, which: str) -> VersionRow | None:
         """Return the version that is the last or the highest one of a run."""

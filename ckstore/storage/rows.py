@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from ckstore.errors import CkstoreError, FormatVersionError
-from ckstore.storage.names import Label, Name, Title
+from ckstore.runtime.provenance import RESERVED
+from ckstore.storage.names import LONGEST, Label, Name, Title
 from ckstore.storage.pack import PackName
 from ckstore.storage.schema import (
     Bit,
@@ -236,6 +237,12 @@ def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
         for name, value in metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     }
+
+
+def indexed_values(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers among metrics that the catalog finds by an index: not those of long names."""
+    found = metric_values(metrics)
+    return {name: value for name, value in found.items() if len(name.encode()) <= LONGEST and name not in RESERVED}
 
 
 #: Columns of a run and its sums in `runs`: id, name, number of versions, sum of their checksums, last, highest, bytes.

@@ -298,7 +298,7 @@ def test_another_job_that_commits_first_is_noticed(store: ckstore.Store, monkeyp
     dcp.save({"x": torch.ones(100)}, storage_writer=StoreWriter(store, "a", 1))
     found = ingest.existing_of
     late = [True, True]
-    monkeypatch.setattr(ingest, "existing_of", lambda *given: None if late.pop() else found(*given))
+    monkeypatch.setattr(ingest, "existing_of", lambda *given: None if late and late.pop() else found(*given))
     for value in (1.0, 2.0):
         late[:] = [False, True]  # The first look is too early.
         writer = StoreWriter(store, "a", 1)

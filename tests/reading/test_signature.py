@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 import ckstore
 from ckstore.cli import program
+from ckstore.commit.naming import set_metrics
 from ckstore.errors import IntegrityError
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion
 from ckstore.runtime.provenance import SIGNATURE
@@ -155,7 +156,7 @@ def test_the_package_reads_signatures_and_the_store_reads_its(store: ckstore.Sto
     config = verifying.Config().use_elliptic_key_verifier(public_key="own.pub")
     config.verify(Path("out"), "model.sig")
     signing.Config().use_elliptic_key_signer(private_key="other.pem").sign(Path("out"), "other.sig")
-    store.set_metrics("policy", {SIGNATURE: json.loads(Path("other.sig").read_text())})
+    set_metrics(store._repository, version._stored.row, {SIGNATURE: json.loads(Path("other.sig").read_text())}, ())
     store["policy"].require_signed("other.pub")
     with pytest.raises(ckstore.IntegrityError):
         store["policy"].require_signed("own.pub")
@@ -165,7 +166,8 @@ def test_a_digest_that_the_package_signed_is_bound_to_the_one_that_a_checkout_co
     """Other bytes may come after the check; they are not those of the version's BLAKE3, either."""
     store["policy"].checkout("out")
     signing.Config().use_elliptic_key_signer(private_key="own.pem").sign(Path("out"), "own.sig")
-    store.set_metrics("policy", {SIGNATURE: json.loads(Path("own.sig").read_text())})
+    row = store["policy"]._stored.row
+    set_metrics(store._repository, row, {SIGNATURE: json.loads(Path("own.sig").read_text())}, ())
     version = store["policy"]
     document = version._stored.document
     first, second = document.files

@@ -216,3 +216,5 @@ def test_a_version_without_a_step_costs_no_higher_one(catalog: Catalog) -> None:
     rows = [replace(first, number=number, step=step) for number, step in enumerate(steps, 1)]
     assert last_of(rows, 2) == {1, 2, 4, 5}
     assert [row.number for row in due(rows, Retention(keep_last=1)).forgotten] == [1, 3, 4]
+    rows[1] = replace(rows[1], superseded=True)
+    assert 2 not in last_of([rows[1], rows[0], *rows[2:]], 1)

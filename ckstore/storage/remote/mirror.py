@@ -70,7 +70,7 @@ def cache_directory(given: Path | None = None) -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckstore"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "ckstore"
 
 
 def create(url: str, options: _Options = None, cache: Path | None = None) -> Mirror:
