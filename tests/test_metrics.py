@@ -14,6 +14,7 @@ import torch
 
 import ckstore
 from ckstore.recovery.recover import recover
+from ckstore.storage.connection import Connection
 from tests.catalog_edits import edit
 from tests.checkpoints import listing, write_safetensors
 
@@ -239,6 +240,27 @@ def test_the_loss_of_an_extreme_version_is_told(tmp_path: Path, number: int) -> 
         store["best:loss"]
 
 
+@pytest.mark.local
+@pytest.mark.parametrize("change", ["metric", "forget"])
+def test_another_process_changes_the_best_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Between the look at the index and at the version itself."""
+    original, done = Connection.rows_of, []
+
+    def late(self: Connection, *arguments: Any) -> list[Any]:
+        if not done:
+            done.append(True)
+            with ckstore.open(tmp_path / "store") as other:
+                other.set_metrics("r@0", {"loss": 9}) if change == "metric" else other.forget("r@0")
+        return original(self, *arguments)
+
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(3):
+            store.ingest({"w": np.full(3, step)}, run="r", step=step, metrics={"loss": step}, hot=0)
+        monkeypatch.setattr(Connection, "rows_of", late)
+        assert store["least:loss"].step == 1
+        assert done
+
+
 def test_long_names_of_metrics_are_found_without_the_index(tmp_path: Path) -> None:
     name = "a" * 300
     with ckstore.init(tmp_path / "store") as store:
@@ -258,7 +280,7 @@ def test_a_damaged_index_of_metrics_is_told(source: Path, tmp_path: Path, statem
     with ckstore.open(tmp_path / "store", "r") as store:
         assert "metrics" in " ".join(store.verify().problems)
         if statement.startswith("UPDATE"):
-            with pytest.raises(ckstore.errors.IntegrityError, match="an index names version 1"):
+            with pytest.raises(ckstore.errors.IntegrityError, match="version 1 is named in place of another"):
                 store["best:loss"]
     recover(tmp_path / "store")
     with ckstore.open(tmp_path / "store", "r") as store:

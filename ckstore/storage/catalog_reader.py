@@ -410,7 +410,11 @@ class CatalogReader:
         known = [found.name for found in self.runs() if run in (None, found.name)]
         if run is not None and not known:
             raise self._unknown_run(run)
-        found, rows = self._named_twice(partial(self._ends, run), lambda row: (row[0], row[1] or row[0], row[2][5]))
+        found, rows = self._named_twice(
+            partial(self._ends, run),
+            lambda found: (found[0], found[1] or found[0], found[2][5]),
+            lambda found, row: row.run == found[2][1],
+        )
         extremes: dict[str, dict[str, dict[str, VersionRow]]] = {name: {} for name in known}
         for name, metric, end, version in self._extremes(run):
             extremes.setdefault(name, {}).setdefault(metric, {})[end] = version
@@ -425,15 +429,7 @@ class CatalogReader:
                 tags.get(name, ()),
             )
             for first, lowest, (_, name, count, _, _, highest, size, stored) in found
-            if self._are_of(name, rows[first], rows[highest], rows.get(lowest))
         ]  # fmt: skip
-
-    def _are_of(self, run: str, *found: VersionRow | None) -> bool:
-        """Return True; raise `IntegrityError` unless versions are of a run."""
-        for row in found:
-            if row is not None and row.run != run:
-                raise damaged(self._path, f"an index names version {row.number} in place of another")
-        return True
 
     def extreme(self, metric: str, run: str | None, *, lowest: bool) -> VersionRow | None:
         """Return the version with the lowest or highest value of a metric, the first of equal ones, or None.
@@ -881,32 +877,39 @@ class CatalogReader:
         """Return names of runs and of metrics, and the versions with the lowest and the highest value of each."""
         pairs = (_ALL_METRICS if metric is None else _ONE_METRIC).format("1" if run is None else "o.name = ?")
         parameters = [name for name in (metric, run) if name is not None]
+
+        def is_meant(found: Sequence[Any], row: VersionRow) -> bool:
+            name, of, _, value, _ = found
+            return not row.superseded and (row.run, metric_values(row.metrics).get(of)) == (name, value)
+
         query = partial(self._connection.rows, _EXTREMES.format(pairs), parameters, _EXTREME_ROWS)
-        found, rows = self._named_twice(query, lambda row: {row[-1]})
-        for name, of, _, value, number in found:
-            row = rows[number]
-            if row.superseded or (row.run, metric_values(row.metrics).get(of)) != (name, value):
-                raise damaged(self._path, f"an index names version {number} in place of another")
+        found, rows = self._named_twice(query, lambda found: found[-1:], is_meant)
         return [(name, of, end, rows[number]) for name, of, end, _, number in found]
 
     def _named_twice(
-        self, query: Callable[[], list[T]], numbers: Callable[[T], Iterable[Any]]
+        self,
+        query: Callable[[], list[T]],
+        numbers: Callable[[T], Sequence[int]],
+        is_meant: Callable[[T, VersionRow], bool],
     ) -> tuple[list[T], dict[int, VersionRow]]:
         """Return the rows of a query, and the versions that they name, by number.
 
-        Another process may forget one between the two: only if the query names it again, it is missing.
+        Another process may change or forget one between the two: only if the query names it again, it is damaged.
         """
         before: list[T] | None = None
         while True:
             found = query()
-            wanted = {number for row in found for number in numbers(row)}
-            query_rows = self._connection.rows_of(f"SELECT {VERSION} FROM versions v {NAMES} WHERE v.number", wanted)
-            rows = {row.number: row for row in self._versions(self._connection.unsealed(query_rows))}
-            missing = wanted - rows.keys()
-            if not missing:
+            named = [(row, number) for row in found for number in numbers(row)]
+            versions = f"SELECT {VERSION} FROM versions v {NAMES} WHERE v.number"
+            read = self._connection.unsealed(self._connection.rows_of(versions, (number for _, number in named)))
+            rows = {row.number: row for row in self._versions(read)}
+            wrong = [number for row, number in named if number not in rows or not is_meant(row, rows[number])]
+            if not wrong:
                 return found, rows
             if found == before:
-                raise damaged(self._path, f"version {min(missing)} is missing")
+                is_there = wrong[0] in rows
+                problem = "is named in place of another" if is_there else "is missing"
+                raise damaged(self._path, f"version {wrong[0]} {problem}")
             before = found
 
     def _of_run(self, run: str, which: str) -> VersionRow | None:
