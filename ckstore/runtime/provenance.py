@@ -18,13 +18,6 @@ RESERVED = (MADE, CONFIG)
 SIGNATURE = "signature"
 #: Names that are no metrics of the user.
 HIDDEN = (*RESERVED, SIGNATURE)
-
-
-def own_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of the user, without origin, configuration and signature."""
-    return {name: value for name, value in metrics.items() if name not in HIDDEN}
-
-
 #: Setting this environment variable to 0 leaves the origin out.
 VARIABLE = "CKSTORE_MADE"
 
@@ -43,6 +36,11 @@ _NAMED = re.compile(r"([\w-]+)['\"]?\s*[=:]")
 #: Seconds after which git has no answer.
 _PATIENCE = 2.0
 _GIT = ("git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+
+
+def own_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of the user, without origin, configuration and signature."""
+    return {name: value for name, value in metrics.items() if name not in HIDDEN}
 
 
 def is_secret(name: str) -> bool:

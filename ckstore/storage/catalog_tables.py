@@ -161,13 +161,12 @@ CREATE TABLE tags (
     name TEXT PRIMARY KEY, version INT NOT NULL REFERENCES versions, seal INT NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX tags_version ON tags (version);
-CREATE TABLE metrics (
-    run INT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, version INT NOT NULL,
-    PRIMARY KEY (run, name, value, version)
-) WITHOUT ROWID;
 CREATE TABLE likeness (band INT, version INT, PRIMARY KEY (band, version)) WITHOUT ROWID;
 CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
 CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
+CREATE TABLE metrics (
+    run INT, name TEXT, value REAL, version INT, PRIMARY KEY (run, name, value, version)
+) WITHOUT ROWID;
 CREATE VIEW objects AS
     SELECT key, pack, slot FROM recent_objects UNION ALL
     SELECT key, pack, slot FROM settled_objects WHERE key NOT IN (SELECT key FROM recent_objects)
