@@ -143,7 +143,7 @@ def command(
     if sort is None:
         records = _by_run(records, names_of_runs)
     if not records:
-        if forgotten or not where:
+        if forgotten or not (where or limit == 0):
             print_line(_NO_FORGOTTEN if forgotten else _NO_VERSIONS, err=True)
         return
     if not names:
