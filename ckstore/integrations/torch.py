@@ -151,7 +151,8 @@ def check_resumed(version: Version, state: Mapping[str, Any]) -> StateReport:
     2
     """
     report = version.compare(state)
-    parts = tuple(f"{text}/" for name in state for text in (name, path_to_text((name,))))
+    names = ((name, name if type(name) in (str, int) else repr(name)) for name in state)
+    parts = tuple(f"{text}/" for name, key in names for text in (name, path_to_text((key,))))
     report = replace(report, missing=tuple(path for path in report.missing if f"{path}/".startswith(parts)))
     if report:
         _log.info("Resumed from %s: %s", version.name, report)

@@ -165,7 +165,10 @@ def staged(target: Path, *, force: bool, directory: bool = False, nbytes: int = 
 
 def check_place(target: Path, *, force: bool, directory: bool = False) -> None:
     """Raise the error of `staged` for a target that exists or whose directory does not, before work begins."""
-    if target.exists() and not (target.is_file() or target.is_dir()):
+    # The links of the system to open files, such as /dev/stdout, are as good as these.
+    place = target.parent.resolve()
+    is_system = target.is_symlink() and (place == Path("/dev") or place.is_relative_to("/proc"))
+    if is_system or (target.exists() and not (target.is_file() or target.is_dir())):
         raise UsageError(
             f"{target} is a device or a pipe, not a file; name another path, or redirect `ckstore checkout -o -` to it."
         )

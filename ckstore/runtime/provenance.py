@@ -32,7 +32,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _LOGIN = re.compile(r"://[^/@\s]+@")
 _HIDDEN = "***"
 #: Names of values in the text of an object.
-_NAMED = re.compile(r"([\w-]+)['\"]?\s*[=:]")
+_NAMED = re.compile(r"(?<![\w-])([\w-]+)['\"]?\s*[=:]")
 #: Seconds after which git has no answer.
 _PATIENCE = 2.0
 _GIT = ("git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
@@ -111,8 +111,8 @@ def _program(path: str) -> str:
 def plain_config(config: Any) -> dict[str, Any]:
     """Return a configuration (a mapping, a namespace, a dataclass) as plain JSON values, without secrets.
 
-    Namespaces, dataclasses and named tuples within become mappings; other values become their text, those
-    with secrets in it the name of their type.
+    Namespaces, dataclasses and named tuples within become mappings, without fields that a dataclass does not show;
+    other values become their text, those with secrets in it the name of their type.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def _mapping(config: Any) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
     if _is_dataclass(config):
-        return {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+        return {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config) if field.repr}
     return {name: value for name, value in vars(config).items() if not name.startswith("_")}
 
 
@@ -152,9 +152,12 @@ def _plain(value: Any, above: tuple[Any, ...]) -> Any:
         return _plain(value._asdict(), above) if hasattr(value, "_asdict") else [_plain(item, above) for item in value]
     if value is None or isinstance(value, int | float):
         return value
-    if isinstance(value, str):
+    if getattr(value, "shape", None) == () and isinstance(number := value.item(), int | float):
+        return number
+    if isinstance(value, str | os.PathLike):
+        value = str(value)
         return _LOGIN.sub(f"://{_HIDDEN}@", value)
-    if _is_dataclass(value) or type(value).__name__.endswith("Namespace"):
+    if _is_dataclass(value) or (type(value).__name__.endswith("Namespace") and hasattr(value, "__dict__")):
         is_within_itself = any(value is one for one in above)
         return type(value).__name__ if is_within_itself else _plain(_mapping(value), (*above, value))
     text = str(value)

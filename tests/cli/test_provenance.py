@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,3 +217,23 @@ def test_a_configuration_is_for_all_inputs(ckstore: Ckstore, place: Path) -> Non
     ckstore("ingest", *paths, "--run", "gpt", "--config", "a.json")
     ckstore("ingest", "in", "--recursive", "--config", "a.json")
     assert {row["config"]["lr"] for row in ckstore("log", "--json").json} == {0.001}
+
+
+def test_fields_that_a_dataclass_hides_are_left_out() -> None:
+    @dataclass
+    class Inner:
+        a: int = 1
+        hidden: str = field(default="hunter2", repr=False)
+
+    assert plain_config({"inner": Inner(), "more": [Inner(2)]}) == {"inner": {"a": 1}, "more": [{"a": 2}]}
+    assert plain_config(Inner()) == {"a": 1}
+
+
+def test_values_of_numpy_and_paths_are_plain() -> None:
+    given = {"seed": np.int64(3), "lr": np.float32(0.5), "data": Path("/data/key=3/x"), "wide": np.longdouble(2)}
+    assert plain_config(given) == {"seed": 3, "lr": 0.5, "data": "/data/key=3/x", "wide": "2.0"}
+
+
+def test_long_texts_are_searched_for_secrets_once() -> None:
+    """A search that began again at each letter took minutes."""
+    assert len(plain_config({"x": b"a" * 200_000})["x"]) > 200_000

@@ -213,3 +213,12 @@ def test_a_full_temporary_directory_is_named(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(checkout, "write_all", failing)
         with pytest.raises(ckstore.DiskFullError, match=f"No space for {tempfile.gettempdir()}: "):
             checkout.write_file(version._stored, io.BytesIO(), compare_first=True)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/fd/1"])
+def test_links_of_the_system_to_open_files_are_no_targets(name: str) -> None:
+    """Where stdout is a file, they are links to a file."""
+    if not Path(name).is_symlink():
+        pytest.skip(f"{name} is no link here")
+    with pytest.raises(ckstore.UsageError, match="device or a pipe"):
+        checkout.check_place(Path(name), force=True)

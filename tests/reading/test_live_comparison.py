@@ -186,3 +186,16 @@ def test_objects_of_allowed_classes_are_compared(store: ckstore.Store) -> None:
     assert store["a"].compare({"w": torch.ones(3), "s": Settings(0.1)}, [Settings])
     for rate, allow in ((0.1, []), (0.2, [Settings])):
         assert store["a"].compare({"w": torch.ones(3), "s": Settings(rate)}, allow).differing == ("s",)
+
+
+def test_keys_of_all_kinds_are_resumed(tmp_path: Path) -> None:
+    state = {
+        (1, 2): torch.ones(3),
+        None: torch.ones(2),
+        1.5: torch.zeros(2),
+        b"x": torch.ones(1),
+        "m": {"w": torch.ones(4)},
+    }
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state, run="r", step=1)
+        assert check_resumed(store["r@1"], state)
