@@ -132,7 +132,7 @@ def torch_dtype(dtype: str) -> Any:
 
 
 def resolve_views(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
-    """Turn stored values into those that a conj or neg view of them shows, in place.
+    """Turn stored values into the values of a conj or neg view of them, in place.
 
     Parameters
     ----------

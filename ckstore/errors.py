@@ -9,7 +9,7 @@ class CkstoreError(Exception):
     """Base of all errors of ckstore.
 
     The message is one sentence that names the remedy; `kind` is stable and meant for programs;
-    `exit_code` is what the command line ends with.
+    `exit_code` is that of the command line.
     """
 
     kind: ClassVar[str] = "error"

@@ -402,7 +402,7 @@ class Version(Mapping[str, "LazyTensor"]):
         return f"<p>{escape(self.name)}</p>{Table([facts])._repr_html_()}{sparkline(history, place)}"
 
     def _unchanged(self, read: Callable[[], Result]) -> Result:
-        """Return what `read` returns, which begins again where others thin or encode the version while it reads."""
+        """Return the result of `read`, which begins again where others thin or encode the version while it reads."""
         while True:
             try:
                 return read()

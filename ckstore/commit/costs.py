@@ -80,7 +80,7 @@ def own_bytes(version: StoredVersion, objects: Iterable[str]) -> int:
 
 
 def cost_in(row: VersionRow) -> Cost:
-    """Return what a row of the catalog says."""
+    """Return the costs in a row of the catalog."""
     return row.cost, row.depth, row.stored_bytes
 
 

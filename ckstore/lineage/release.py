@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from math import inf
 
-#: What happens to an object; of two that take the same bytes, the first.
+#: The fate of an object; of two that take the same bytes, the first.
 _KEEP, _GO, _FULL = range(3)
 
 

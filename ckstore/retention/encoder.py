@@ -120,7 +120,7 @@ class BackgroundEncoder:
         self._changed.pop(run, None)
 
     def take_changed(self, run: str) -> Changed:
-        """Return what the thread has changed in a run by its policy since the last call, after its running step."""
+        """Return the changes of the thread in a run by its policy since the last call, after its running step."""
         with self._retaining:
             return self._changed.pop(run, {})
 

@@ -30,7 +30,7 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.retention.forget import forget
 from ckstore.retention.selection import by_run, first_of_every, last_of
 from ckstore.storage import durable, reserve
-from ckstore.storage.rows import metric_values
+from ckstore.storage.rows import metric_value
 from ckstore.writing.drop import drop, going, with_globs
 from ckstore.writing.encode import encode
 from ckstore.writing.thin import may_have_any, thin
@@ -299,7 +299,7 @@ def _due(repository: Repository, run: str, policy: Policy) -> Due:
 def _describe_again(
     repository: Repository, run: str, policy: Policy, due_before: Due, progress: Callable[[int], None] | None
 ) -> tuple[list[VersionRow], list[VersionRow]]:
-    """Prune and thin the due versions; return the processed rows, including those that other processes did first."""
+    """Prune and thin the due versions; return the processed rows, including rows that other processes did first."""
     globs, found = policy.retention.drop, due_before
     for left in reversed(range(1 + len(found.dropped) + len(found.thinned))):
         try:
@@ -391,7 +391,7 @@ def _best(ordered: Sequence[VersionRow], wanted: Iterable[str]) -> set[int]:
     found = set()
     for best in wanted:
         metric, _, sense = best.rpartition(":")
-        values = ((row.number, metric_values(row.metrics).get(metric)) for row in ordered)
+        values = ((row.number, metric_value(row.metrics.get(metric))) for row in ordered)
         known = {number: value for number, value in values if value is not None}
         if known:
             found.add((min if sense == "min" else max)(known, key=known.__getitem__))

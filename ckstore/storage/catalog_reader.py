@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
-from ckstore.storage.catalog_tables import LARGEST_ORIGIN, PACK_NAME, USED, USES_BITS, bounded, seal
+from ckstore.storage.catalog_tables import LARGEST_ORIGIN, PACK_NAME, SEALED, USED, USES_BITS, bounded, seal
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, damaged
 from ckstore.storage.log_files import Follows
 from ckstore.storage.names import Label, Name
@@ -38,7 +38,7 @@ from ckstore.storage.rows import (
     Totals,
     VersionRow,
     indexed_values,
-    metric_values,
+    metric_value,
 )
 from ckstore.storage.schema import (
     Bit,
@@ -72,6 +72,8 @@ LEFT = "collected:left"
 KEPT = "collected:kept"
 _KEPT = re.compile(r"(\d{1,15}) ([-0-9T:.Z]{27})")
 
+T = TypeVar("T")
+
 _NAMED = {
     "uid": "lower(hex(v.uid))",
     "run": bounded("r.name"),
@@ -84,22 +86,7 @@ VERSION = f"{', '.join(_COLUMNS)}, v.seal"
 NAMES = "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack LEFT JOIN origins a ON a.id = v.origin"
 #: Columns and checksum of a set's sum, and of a run with its sum; a query for the set repeats them in each row.
 _SET = ", ".join(map(bounded, ("s.name", "s.rows", "s.total", "s.last", "s.bytes", "s.seal")))
-_RUN = ", ".join(
-    map(
-        bounded,
-        (
-            "o.id",
-            "o.name",
-            "o.versions",
-            "o.total",
-            "o.last",
-            "o.highest",
-            "o.original_bytes",
-            "o.stored_bytes",
-            "o.seal",
-        ),
-    )
-)
+_RUN = ", ".join(bounded(column.format("o.")) for column in (*SEALED["runs"], "{0}seal"))
 _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
 _PACK = f"p.id, {PACK_NAME}, p.bytes, p.seal"
@@ -165,11 +152,9 @@ _METRICS = (
     f" WHERE NOT v.superseded UNION ALL SELECT 1, {bounded('o.name')}, {bounded('m.name')}, m.value, m.version"
     " FROM metrics m LEFT JOIN runs o ON o.id = m.run"
 )
+#: The runs of versions.
 _RUNS_OF = f"SELECT v.number, {bounded('o.name')} FROM versions v JOIN runs o ON o.id = v.run WHERE v.number"
 _RUN_OF_ROWS = rows(Positive, Name)
-
-
-T = TypeVar("T")
 
 
 class Uses(NamedTuple):
@@ -407,18 +392,18 @@ class CatalogReader:
 
     def summaries(self, run: str | None = None) -> list[RunSummary]:
         """Return sums, ends and extreme metrics of all runs, or of one; raise `NotFoundError` for an unknown run."""
-        known = [found.name for found in self.runs() if run in (None, found.name)]
-        if run is not None and not known:
+        known = [found.name for found in self.runs()]
+        if run is not None and run not in known:
             raise self._unknown_run(run)
-        found, rows = self._named_twice(
+        found, rows = self._with_versions(
             partial(self._ends, run),
             lambda found: (found[0], found[1] or found[0], found[2][5]),
             lambda found, row: row.run == found[2][1],
         )
-        extremes: dict[str, dict[str, dict[str, VersionRow]]] = {name: {} for name in known}
+        extremes: dict[str, dict[str, dict[str, VersionRow]]] = {}
         for name, metric, end, version in self._extremes(run):
             extremes.setdefault(name, {}).setdefault(metric, {})[end] = version
-        tags: dict[str, list[str]] = {name: [] for name in known}
+        tags: dict[str, list[str]] = {}
         numbers = self.tags()
         runs = dict(self._connection.rows_of(_RUNS_OF, numbers.values(), _RUN_OF_ROWS))
         for tag, number in numbers.items():
@@ -880,13 +865,13 @@ class CatalogReader:
 
         def is_meant(found: Sequence[Any], row: VersionRow) -> bool:
             name, of, _, value, _ = found
-            return not row.superseded and (row.run, metric_values(row.metrics).get(of)) == (name, value)
+            return not row.superseded and (row.run, metric_value(row.metrics.get(of))) == (name, value)
 
         query = partial(self._connection.rows, _EXTREMES.format(pairs), parameters, _EXTREME_ROWS)
-        found, rows = self._named_twice(query, lambda found: found[-1:], is_meant)
+        found, rows = self._with_versions(query, lambda found: found[-1:], is_meant)
         return [(name, of, end, rows[number]) for name, of, end, _, number in found]
 
-    def _named_twice(
+    def _with_versions(
         self,
         query: Callable[[], list[T]],
         numbers: Callable[[T], Sequence[int]],
@@ -907,8 +892,7 @@ class CatalogReader:
             if not wrong:
                 return found, rows
             if found == before:
-                is_there = wrong[0] in rows
-                problem = "is named in place of another" if is_there else "is missing"
+                problem = "is named in place of another" if wrong[0] in rows else "is missing"
                 raise damaged(self._path, f"version {wrong[0]} {problem}")
             before = found
 

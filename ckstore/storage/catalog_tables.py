@@ -41,21 +41,14 @@ _VERSION = (
     "(SELECT text FROM origins WHERE id = {0}origin)", "{0}source",
 )  # fmt: skip
 
+_RUN = "id", "name", "versions", "total", "last", "highest", "original_bytes", "stored_bytes"
+
 #: The columns under each table's checksum, in the order of the tables; the first one is the key.
 SEALED: Mapping[str, tuple[str, ...]] = {
     "seals": ("{0}name", "{0}rows", "{0}total", "{0}last", "{0}bytes"),
     "meta": ("{0}key", "{0}value"),
     "policies": ("{0}run", "{0}policy"),
-    "runs": (
-        "{0}id",
-        "{0}name",
-        "{0}versions",
-        "{0}total",
-        "{0}last",
-        "{0}highest",
-        "{0}original_bytes",
-        "{0}stored_bytes",
-    ),
+    "runs": tuple(f"{{0}}{name}" for name in _RUN),
     "packs": ("{0}id", "{0}name", "{0}bytes"),
     "versions": _VERSION,
     "tags": ("{0}name", "{0}version"),

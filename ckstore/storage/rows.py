@@ -225,24 +225,24 @@ class RunSummary:
     stored_bytes: int
     first: VersionRow
     highest: VersionRow
-    lowest: VersionRow | None = None
-    extremes: Mapping[str, Mapping[str, VersionRow]] = field(default_factory=dict)
-    tags: Sequence[str] = ()
+    lowest: VersionRow | None
+    extremes: Mapping[str, Mapping[str, VersionRow]]
+    tags: Sequence[str]
 
 
-def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers among metrics."""
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    }
+def metric_value(value: Any) -> float | None:
+    """Return a metric as a number; None unless it is a finite one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and isfinite(value) else None
 
 
 def indexed_values(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among metrics that the catalog finds by an index: not those of long names."""
-    found = metric_values(metrics)
-    return {name: value for name, value in found.items() if len(name.encode()) <= LONGEST and name not in RESERVED}
+    return {
+        name: number
+        for name, value in metrics.items()
+        if (number := metric_value(value)) is not None and len(name.encode()) <= LONGEST and name not in RESERVED
+    }
 
 
 #: Columns of a run and its sums in `runs`: id, name, number of versions, sum of their checksums, last, highest, bytes.
@@ -257,7 +257,7 @@ PACK_ROWS = rows(Whole, PackName, Whole)
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Numbers of versions, runs, tags and packs, the bytes of all packs, and those that versions have added."""
+    """Numbers of versions, runs, tags and packs, the bytes of all packs, and the bytes that versions have added."""
 
     versions: int
     runs: int

@@ -10,7 +10,7 @@ from ckstore.errors import NotFoundError
 from ckstore.runtime.provenance import own_metrics
 from ckstore.steps import step_of_text
 from ckstore.storage.names import AT, BETWEEN, BY_METRIC, ID_PREFIX, LATEST
-from ckstore.storage.rows import RunRow, VersionRow, metric_values
+from ckstore.storage.rows import RunRow, VersionRow, metric_value
 
 #: Names of metrics whose lower values are better.
 _LOWER_IS_BETTER = re.compile(r"loss|err|perplexity|ppl|nll|mse|mae|(?<![a-z])(?:wer|cer|fid|bpb|bpc)(?![a-z])", re.I)
@@ -111,7 +111,7 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
     if (found := catalog.extreme(metric, run, lowest=lowest)) is not None:
         return found
     rows = catalog.versions(run)
-    numbers = {row.number: value for row in rows if (value := metric_values(row.metrics).get(metric)) is not None}
+    numbers = {row.number: value for row in rows if (value := metric_value(row.metrics.get(metric))) is not None}
     if not numbers:
         known = sorted({name for row in rows for name in own_metrics(row.metrics)})
         hint = f"there are {', '.join(known)}" if known else "`ckstore metric` adds one"

@@ -52,7 +52,7 @@ def allowed(directory: Path) -> int:
 class BlockCache:
     """Blocks of packs, fetched once by all processes of a machine. Safe for threads and processes.
 
-    Beyond `limit` bytes, by default what `allowed` returns, the least recently used blocks are removed first.
+    Beyond `limit` bytes, by default the result of `allowed`, the least recently used blocks are removed first.
     """
 
     def __init__(self, directory: Path, fetch: Fetch, limit: int | None = None) -> None:

@@ -333,7 +333,7 @@ class RemoteLog:
         return found
 
     def _keep(self, number: int, line: bytes) -> None:
-        """Cache a line; occasionally delete those that no later object includes."""
+        """Cache a line; occasionally delete lines that no later object includes."""
         durable.write_cached(self._lines / f"{number:012d}", line)
         if number % _MANY == 0:
             for path in self._lines.iterdir():
