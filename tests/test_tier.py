@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UnreachableError, UsageError
+from ckstore.storage import durable
 from ckstore.storage.remote import retries
 from ckstore.storage.remote.bucket import ObstoreBucket, _Pace
 from ckstore.transfer.transfer import Transfer
@@ -132,6 +134,63 @@ def test_versions_stay_whose_packs_the_bucket_has_lost(url: str) -> None:
     assert steps("disk") == [1, 3, 4]
 
 
+def test_tags_and_metrics_reach_the_bucket_after_their_versions(url: str) -> None:
+    """Also those of versions that leave the disk, and moved and removed ones."""
+    with ckstore.open(url, local="disk") as store:
+        for step in range(1, 6):
+            store.ingest(state(step), run="gpt", step=step, metrics={"loss": 1.0, "other": 2.0})
+            store.pushed(f"gpt@{step}").result(LONG)
+            store.set_metrics(f"gpt@{step}", {"val": step / 2, "loss": float("nan")}, remove=["other"])
+            store.tag(f"gpt@{step}", "last")
+        for tag in ("gone", "moved"):
+            store.tag("gpt@5", tag)
+    with ckstore.open(url, local="disk") as store:
+        store.untag("gone")
+        store.tag("gpt@4", "moved")
+        assert store["moved"].step == 4
+        store.set_metrics("gpt@5", {"later": 1})
+    with ckstore.open(url, "r") as bucket:
+        assert {name: version.step for name, version in bucket.tags().items()} == {"last": 5, "moved": 4}
+        for version in bucket.versions():
+            assert version.metrics.keys() == {"loss", "val"} | ({"later"} if version.step == 5 else set())
+            assert version.metrics["val"] == version.step / 2
+            assert str(version.metrics["loss"]).lower() == "nan"
+    assert steps("disk") == [4, 5]
+
+
+def test_a_tag_that_another_machine_moves_is_not_moved_back(url: str) -> None:
+    with ckstore.open(url, local="disk") as store:
+        for step in (1, 2):
+            store.ingest(state(step), run="gpt", step=step)
+        store.tag("gpt@1", "best")
+    with ckstore.open(url, local="other") as other:
+        assert other["best"].step == 1
+        assert other["gpt@2"].step == 2
+        other.tag("gpt@2", "best")
+    with ckstore.open(url, local="disk") as store:
+        assert store["best"].step == 2
+        store.ingest(state(3), run="gpt", step=3)
+    with ckstore.open(url, "r") as bucket:
+        assert bucket["best"].step == 2
+
+
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+def test_the_clock_of_a_machine_does_not_choose_the_newer_version(
+    url: str, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "timestamp", lambda: shifted(ahead))
+        with ckstore.open(url, local="disk") as store:
+            for step in (1, 2):
+                store.ingest(state(step), run="gpt", step=step)
+    with ckstore.open(url, local="other") as other:
+        assert other["gpt@latest"].step == 2
+        for step in (3, 4):
+            other.ingest(state(step), run="gpt", step=step)
+    with ckstore.open(url, local="disk") as store:
+        assert store["gpt@latest"].step == 4
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_nobody_waits_for_a_thread_that_has_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
@@ -144,6 +203,10 @@ def test_nobody_waits_for_a_thread_that_has_ended(url: str, monkeypatch: pytest.
             with pytest.raises(CancelledError):
                 store.pushed("gpt").result(LONG)
     monkeypatch.undo()
+
+
+def shifted(seconds: int) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def away(*_: Any, **__: Any) -> Any:

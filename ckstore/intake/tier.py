@@ -7,17 +7,17 @@ tier.pushed(name)    # the second stage of a save: done once the bucket has the 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ckstore.commit.naming import policy_of
-from ckstore.errors import CkstoreError, ConflictError, NotFoundError, UnreachableError
+from ckstore.commit.naming import policy_of, set_metrics, tag, untag
+from ckstore.errors import CkstoreError, ConflictError, NotFoundError, UnreachableError, UsageError
 from ckstore.gc.collect import gc
 from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.retention.forget import forget
+from ckstore.runtime.provenance import own_metrics
 from ckstore.storage.catalog import RECENT
 from ckstore.transfer.transfer import Transfer
 
@@ -47,6 +47,9 @@ class Tier:
         #: Rows in the bucket by id, and the ids by the number here.
         self._futures: dict[str, Future[VersionRow]] = {}
         self._uids: dict[int, str] = {}
+        #: Versions as they were sent, by id, and the ids of tags that were, by the tag.
+        self._sent: dict[str, VersionRow] = {}
+        self._tags = _tags(local)
         self._is_closed = self._has_ended = False
         self._remote = remote.open("r")
         self._thread = threading.Thread(target=self._work, name="ckstore-tier", daemon=True)
@@ -76,18 +79,27 @@ class Tier:
             row = remote.catalog.resolve(name)
             with suppress(NotFoundError):
                 here = local.catalog.resolve(name)
-                if here.uid == row.uid or here.created >= row.created:
+                if here.uid == row.uid or self._is_newer(name, here, row):
                     return name
             if not local.catalog.with_uid(row.uid):
                 other = None if row.step is None else local.catalog.at_step(row.run, row.step)
                 if other is not None and not row.superseded:
                     _log.warning("%s is another version in the bucket, which is newer.", other.name)
                     forget(local, [other])
-                report = Transfer(remote, local, restore=True).run([row])
+                report = Transfer(remote, local, restore=True, tags=False).run([row])
                 for failed in report.failed:
                     raise failed.error
             return row.uid
         return name
+
+    def _is_newer(self, name: str, here: VersionRow, there: VersionRow) -> bool:
+        """Return whether this store's version of a name is newer than the bucket's; clocks tell only if both may be."""
+        if name in self._local.catalog.tags():
+            return self._tags.get(name) != here.uid
+        is_there, is_here = (
+            bool(found.catalog.with_uid(row.uid)) for found, row in ((self._remote, here), (self._local, there))
+        )
+        return is_here if is_here != is_there else here.created >= there.created
 
     def close(self) -> None:
         """Wait until the bucket has all versions, or the thread fails."""
@@ -136,20 +148,22 @@ class Tier:
     def _send_all(self, local: Repository, remote: Repository) -> None:
         """Send versions until the tier is closed; raise an error of the bucket."""
         transfer, encoder = Transfer(local, remote), BackgroundEncoder(remote)
-        known: set[str] = set()
-        number = math.nan
+        seen: tuple[int, str] | None = None
         try:
             while True:
                 with self._changed:
                     is_last = self._is_closed
-                latest = local.catalog.latest()
-                if latest is not None and latest.number != number:
+                now = local.catalog.last_number(), local.catalog.logged()
+                if now != seen:
                     for row in local.catalog.versions():
-                        if row.uid not in known:
+                        if row.uid not in self._sent:
                             self._send(transfer, local, remote, encoder, row)
-                            known.add(row.uid)
-                    number = latest.number
-                    _free(local, remote)
+                        else:
+                            _send_metrics(remote, row, self._sent[row.uid])
+                        self._sent[row.uid] = row
+                    self._send_tags(local, remote)
+                    seen = now
+                    self._free(local, remote)
                 self._note_forgotten(local, remote)
                 if is_last:
                     return
@@ -185,6 +199,43 @@ class Tier:
         _log.warning("%s", error)
         future.set_exception(error)
 
+    def _send_tags(self, local: Repository, remote: Repository) -> None:
+        """Set and remove the tags in the bucket that were set or removed here since the last time."""
+        tags = _tags(local)
+        for name in sorted(tags.keys() | self._tags.keys()):
+            uid, before = tags.get(name, ""), self._tags.get(name, "")
+            if uid == before:
+                continue
+            remote.catalog.refresh(within=RECENT)
+            arrived = remote.catalog.with_uid(uid or before)
+            present = remote.catalog.tags().get(name)
+            try:
+                if arrived and uid and present != arrived[0].number:
+                    tag(remote, arrived[0], name)
+                elif arrived and not uid and present == arrived[0].number:
+                    untag(remote, name)
+            except (NotFoundError, UsageError) as error:
+                _log.warning("The tag %s stays out of %s: %s", name, remote.place, error)
+            if uid:
+                self._tags[name] = uid
+            else:
+                del self._tags[name]
+
+    def _free(self, local: Repository, remote: Repository) -> None:
+        """Forget versions that are whole in the bucket, but for the latest of each run and tagged ones."""
+        for run in local.catalog.runs():
+            tagged = set(local.catalog.tags().values())
+            older = [row for row in local.catalog.versions(run.name)[:-_KEPT] if row.number not in tagged]
+            whole = [row for row in older if row.uid in self._sent and _is_whole(remote, row.uid)]
+            with local.catalog.transaction():  # A tag or a metric that is set now keeps a version until it is sent.
+                tagged = set(local.catalog.tags().values())
+                present = {row.uid: row for row in local.catalog.versions(run.name) if row.number not in tagged}
+                gone = [row for row in whole if row.uid in present and _text(present[row.uid]) == _text(self._sent[row.uid])]
+                if gone:
+                    forget(local, gone, for_good=True)
+            if gone:
+                gc(local)
+
     def _note_forgotten(self, local: Repository, remote: Repository) -> None:
         """End the futures of versions that left this store before this thread sent them."""
         with self._changed:
@@ -199,15 +250,26 @@ class Tier:
                 future.set_exception(NotFoundError(f"Version {uid} was forgotten before {remote.place} had it."))
 
 
-def _free(local: Repository, remote: Repository) -> None:
-    """Forget versions that are whole in the bucket, but for the latest of each run and tagged ones."""
-    tagged = set(local.catalog.tags().values())
-    for run in local.catalog.runs():
-        rows = local.catalog.versions(run.name)
-        gone = [row for row in rows[:-_KEPT] if row.number not in tagged and _is_whole(remote, row.uid)]
-        if gone:
-            forget(local, gone, for_good=True)
-            gc(local)
+def _tags(local: Repository) -> dict[str, str]:
+    """Return the id of the version of each tag."""
+    uids = {row.number: row.uid for row in local.catalog.versions()}
+    return {name: uids[number] for name, number in local.catalog.tags().items() if number in uids}
+
+
+def _text(row: VersionRow) -> str:
+    """Return metrics as text, in which NaN equals NaN."""
+    return repr(row.metrics)
+
+
+def _send_metrics(remote: Repository, row: VersionRow, before: VersionRow) -> None:
+    """Repeat changes of a version's metrics in the bucket."""
+    if _text(row) == _text(before):
+        return
+    remote.catalog.refresh(within=RECENT)
+    for there in remote.catalog.with_uid(row.uid):
+        changed = {name: value for name, value in row.metrics.items() if before.metrics.get(name) != value}
+        removed = (before.metrics.keys() - row.metrics.keys()) & own_metrics(there.metrics).keys()
+        set_metrics(remote, there, changed, sorted(removed))
 
 
 def _is_whole(remote: Repository, uid: str) -> bool:

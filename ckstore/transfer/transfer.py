@@ -153,6 +153,7 @@ class Transfer:
         *,
         verify: bool = False,
         restore: bool = False,
+        tags: bool = True,
         progress: Progress | None = None,
     ) -> None:
         self._source = source
@@ -161,7 +162,7 @@ class Transfer:
         self._restore = restore
         self._progress = progress or (lambda count: None)
         self._rows = {row.number: row for row in source.catalog.versions()}
-        self._tags = source.catalog.tags()
+        self._tags = source.catalog.tags() if tags else {}
         # Packs of the source whose digests were checked.
         self._trusted: set[str] = set()
         # Versions of the target with the content of the source's versions, by the latter's numbers.
