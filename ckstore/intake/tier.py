@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.commit.naming import policy_of, set_metrics, tag, untag
@@ -148,12 +150,13 @@ class Tier:
     def _send_all(self, local: Repository, remote: Repository) -> None:
         """Send versions until the tier is closed; raise an error of the bucket."""
         transfer, encoder = Transfer(local, remote), BackgroundEncoder(remote)
-        seen: tuple[int, str] | None = None
+        seen: object = None
         try:
             while True:
                 with self._changed:
                     is_last = self._is_closed
-                now = local.catalog.last_number(), local.catalog.logged()
+                latest = local.catalog.latest()
+                now = None if latest is None else latest.number, local.catalog.logged()
                 if now != seen:
                     for row in local.catalog.versions():
                         if row.uid not in self._sent:
@@ -227,14 +230,17 @@ class Tier:
             tagged = set(local.catalog.tags().values())
             older = [row for row in local.catalog.versions(run.name)[:-_KEPT] if row.number not in tagged]
             whole = [row for row in older if row.uid in self._sent and _is_whole(remote, row.uid)]
-            with local.catalog.transaction():  # A tag or a metric that is set now keeps a version until it is sent.
-                tagged = set(local.catalog.tags().values())
-                present = {row.uid: row for row in local.catalog.versions(run.name) if row.number not in tagged}
-                gone = [row for row in whole if row.uid in present and _text(present[row.uid]) == _text(self._sent[row.uid])]
-                if gone:
-                    forget(local, gone, for_good=True)
-            if gone:
+            has_left = bool(whole) and local.catalog.commit(partial(self._leave, local, run.name, whole))
+            if has_left:
                 gc(local)
+
+    def _leave(self, local: Repository, run: str, rows: Sequence[VersionRow]) -> bool:
+        """Forget versions; a tag or a metric that was set since keeps one until it is sent."""
+        tagged = set(local.catalog.tags().values())
+        present = {row.uid: row for row in local.catalog.versions(run) if row.number not in tagged}
+        gone = [row for row in rows if row.uid in present and _is_same(present[row.uid], self._sent[row.uid])]
+        forget(local, gone, for_good=True)
+        return bool(gone)
 
     def _note_forgotten(self, local: Repository, remote: Repository) -> None:
         """End the futures of versions that left this store before this thread sent them."""
@@ -256,14 +262,14 @@ def _tags(local: Repository) -> dict[str, str]:
     return {name: uids[number] for name, number in local.catalog.tags().items() if number in uids}
 
 
-def _text(row: VersionRow) -> str:
-    """Return metrics as text, in which NaN equals NaN."""
-    return repr(row.metrics)
+def _is_same(row: VersionRow, other: VersionRow) -> bool:
+    """Return whether metrics are equal, with NaN equal to NaN."""
+    return repr(row.metrics) == repr(other.metrics)
 
 
 def _send_metrics(remote: Repository, row: VersionRow, before: VersionRow) -> None:
     """Repeat changes of a version's metrics in the bucket."""
-    if _text(row) == _text(before):
+    if _is_same(row, before):
         return
     remote.catalog.refresh(within=RECENT)
     for there in remote.catalog.with_uid(row.uid):
