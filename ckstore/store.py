@@ -1240,11 +1240,11 @@ class Store(Mapping[str | int, "Version"]):
         ...     store["toy@3"].metrics
         {'loss': 0.5}
         """
-        from ckstore.writing.request import IngestOptions, with_config
+        from ckstore.writing.request import IngestOptions
 
         options = IngestOptions(
-            run, step, _name_of(parent), with_config(metrics, config), replace, verify, force, max_restore_cost,
-            policy, search, gradients, on_unknown, hot, allow_empty,
+            run, step, _name_of(parent), metrics or {}, replace, verify, force, max_restore_cost,
+            policy, search, gradients, on_unknown, hot, allow_empty, config,
         )  # fmt: skip
         return self._taking().ingest(source, options, progress)
 
@@ -1343,7 +1343,6 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.commit.naming import DEFAULT_RUN
         from ckstore.intake.intake import Batch
-        from ckstore.runtime.provenance import CONFIG
         from ckstore.scanning.steps import Planned
         from ckstore.writing.request import IngestOptions
 
@@ -1361,7 +1360,7 @@ class Store(Mapping[str | int, "Version"]):
                 planned = self.plan(paths, run=run, step_from=step_from, force=options.force)
             else:  # The ingest reads the step of a single input itself.
                 planned = [Planned(path, options.step, run=run) for path in paths]
-        single = options.step is not None or options.metrics.keys() - {CONFIG} or options.gradients is not None
+        single = options.step is not None or options.metrics or options.gradients is not None
         if single and len(planned) > 1:
             raise UsageError("`step`, `metrics` and `gradients` are for a single checkpoint; leave them out.")
         if options.hot is None and (follows or len(planned) > 1):

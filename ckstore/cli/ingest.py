@@ -16,7 +16,6 @@ from ckstore.cli.output import counted, json_option, name_of, print_json, print_
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import TagName, exit_for_failures, open_store, option, tags_of, verb, version_of, with_options
 from ckstore.errors import InputError, UsageError
-from ckstore.runtime.provenance import CONFIG
 
 if TYPE_CHECKING:
     from ckstore.intake.intake import Ingested
@@ -144,7 +143,7 @@ def _check(
         raise UsageError("Name the checkpoints to store, files or directories.")
     if recursive and (
         options.step is not None
-        or any((options.run, step_from, options.parent, tag, options.metrics.keys() - {CONFIG}, options.gradients))
+        or any((options.run, step_from, options.parent, tag, options.metrics, options.gradients))
     ):
         raise UsageError(
             "A folder has runs and steps of its own: leave --run, --step, --parent, --tag, --metric, --gradients out."

@@ -289,10 +289,10 @@ def policy_of(given: dict[str, Any]) -> Policy | None:
 
 def options_of(given: dict[str, Any]) -> IngestOptions:
     """Return the options of an ingest, given under the names of `ingest_options`."""
-    from ckstore.writing.request import IngestOptions, with_config
+    from ckstore.writing.request import IngestOptions
 
     policy = policy_of(given)
-    given["metrics"] = with_config(given["metrics"], _config(given.pop("config")))
+    given["config"] = _config(given["config"])
     search = search_of(given)
     return IngestOptions(**given, policy=policy, search=search)
 

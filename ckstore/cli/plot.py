@@ -48,7 +48,7 @@ def command(
         value = row[measure]
         if value is not None and math.isfinite(value):
             lines.setdefault(row["path"], []).append((row["version"] if row["step"] is None else row["step"], value))
-    if as_json:
+    if as_json and len(table):
         print_json(table)
     elif not lines:
         match = f"that matches {' or '.join(globs)} " if globs else ""

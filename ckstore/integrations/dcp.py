@@ -142,12 +142,15 @@ class StoreWriter(StorageWriter):
         if isinstance(store, Store):
             store._checked_run(run)
         self._group = process_group
-        self._ingest = {"run": run, "step": step, **options}
+        options.pop("progress", None)
+        if unknown := options.keys() - IngestOptions.__dataclass_fields__.keys():
+            raise UsageError(f"`Store.ingest` has no option {min(unknown)}; leave it out.")
+        self._options = IngestOptions(run, step, **options)
         if "parent" not in options and has_loaded(self._store):
             with opened(self._store) as found:  # In this process: another one may store the version.
                 name, replaces = DEFAULT_RUN if run is None else run, bool(options.get("replace"))
                 parent = lineage_of(found).parent(found, name, step, replaces=replaces)
-                self._ingest["parent"] = None if parent is None else parent.number
+                self._options = dataclasses.replace(self._options, parent=None if parent is None else parent.number)
         self._rank = 0
         self._plans: Sequence[SavePlan] = ()
         self._begun: Any = None
@@ -278,27 +281,25 @@ class StoreWriter(StorageWriter):
 
     def _planned(self, objects: Mapping[str, bytes]) -> Iterator[PartPlan]:
         """Reserve a number, under a lease; return the plan of each rank."""
-        given = {name: value for name, value in self._ingest.items() if name != "progress"}
-        options = IngestOptions(**given)
         self._discard()
         stack = ExitStack()
         self._end = weakref.finalize(self, stack.close)
         store = stack.enter_context(opened(self._store))
         repository = store._repository
         repository.require_writable()
-        request = request_of(repository.catalog, options)
+        request = request_of(repository.catalog, self._options)
         if self._unsent is not None and (not request.is_hot or request.verify or request.replace):
             raise UsageError(
                 "A save with `staging` is neither encoded at once, nor replaces a version; leave hot=0, `verify`,"
                 " `replace` and searches out."
             )
-        state, shards = _outlined(self._plans, objects, options.on_unknown)
-        parent = named_parent(repository.catalog, options.parent, request.run, request.step)
+        state, shards = _outlined(self._plans, objects, self._options.on_unknown)
+        parent = named_parent(repository.catalog, self._options.parent, request.run, request.step)
         continued = None if parent is None else partial(units_after, repository, parent)
         outline = Outline(state, shards, len(self._plans), self._rank, continued)
         number, lease = stack.enter_context(reserved(repository.catalog))
         created = timestamp()
-        self._begun = _Begun(store, options, Written(outline, (), number, created, lease))
+        self._begun = _Begun(store, self._options, Written(outline, (), number, created, lease))
         share = not (request.policy.is_coarse and request.is_hot)
         for rank, tasks in enumerate(outline.tasks()):
             yield PartPlan(rank, number, created, share, tasks, outline.samples)

@@ -287,7 +287,7 @@ class StoredVersion:
         kept = (before.objects, before.dropped, before.links) == (after.objects, after.dropped, after.links)
         if present.uid != row.uid or not kept:
             raise ChangedVersionError(
-                f"Version {self.row.number} was thinned, encoded as coarse or replaced during the read; read it again."
+                f"Version {self.row.number} was thinned, encoded as coarse or replaced; take it from the store again."
             )
         self.row, self.document = present, after
         self._fitting.clear()

@@ -68,6 +68,7 @@ class Save:
     stop: int
     step: int | None
     metrics: dict[str, Any]
+    config: dict[str, Any] | None
     replace: bool
     gradients: tuple[int, int] | None
     search: bytes | None
@@ -136,7 +137,7 @@ def serve(settings: Settings, connection: Connection) -> None:
                 try:
                     area = areas[save.area]
                     options = IngestOptions(
-                        settings.run, save.step, metrics=save.metrics, replace=save.replace,
+                        settings.run, save.step, metrics=save.metrics, config=save.config, replace=save.replace,
                         hot=keep if template is None else 0, allow_empty=True,
                         search=None if save.search is None else _unpickled(save.search),
                         gradients=None if save.gradients is None else area.read(*save.gradients),

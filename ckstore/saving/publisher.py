@@ -48,6 +48,7 @@ class Publisher(Saver):
         *,
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
+        config: Any = None,
         replace: bool = False,
         busy: Literal["wait", "skip"] = "wait",
         **others: Any,
@@ -59,7 +60,7 @@ class Publisher(Saver):
         state
             Tensors by their names in the directory `like`. Others may only be further names of these, as of tied
             weights. They are cast to the dtype of the publisher on their device.
-        step, metrics, replace, busy
+        step, metrics, config, replace, busy
             As for `Saver.save`.
 
         Returns
@@ -86,7 +87,7 @@ class Publisher(Saver):
         """
         if others:
             raise UsageError(f"A publisher takes no {listed(sorted(others))}; use `Store.saver`.")
-        return super().save(self._weights(state), step=step, metrics=metrics, replace=replace, busy=busy)
+        return super().save(self._weights(state), step=step, metrics=metrics, config=config, replace=replace, busy=busy)
 
     def _weights(self, state: Any) -> dict[str, Any]:
         """Return the directory's tensors of a state, in their dtypes."""

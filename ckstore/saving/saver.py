@@ -25,7 +25,7 @@ from ckstore.saving.process import AREAS, Save, Settings, start
 from ckstore.saving.staging import Area, Packed
 from ckstore.scanning.inputs import require_tensors
 from ckstore.writing.gradients import check_tree
-from ckstore.writing.request import checked_metrics, checked_step, plain_metrics
+from ckstore.writing.request import checked_config, checked_metrics, checked_step, plain_metrics
 
 if TYPE_CHECKING:
     import subprocess
@@ -155,6 +155,7 @@ class Saver:
         *,
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
+        config: Any = None,
         replace: bool = False,
         search: Search | None = None,
         gradients: Mapping[str, Any] | None = None,
@@ -166,7 +167,7 @@ class Saver:
 
         Parameters
         ----------
-        state, step, metrics, replace, gradients, on_unknown, allow_empty
+        state, step, metrics, config, replace, gradients, on_unknown, allow_empty
             As for `Store.ingest`; the caller may change them once the call returns.
         search
             As for `Store.ingest`. The separate process imports the evaluation, from another module than the program's
@@ -200,6 +201,7 @@ class Saver:
         """
         self._check_thread()
         checked, kept, pickled = checked_step(step), plain_metrics(checked_metrics(metrics)), _pickled(search)
+        settings = None if config is None else checked_config(config)
         with self._saving:
             self._check()
             described = describe_state_dict(state, on_unknown)
@@ -224,7 +226,7 @@ class Saver:
             self._number += 1
             (start, stop), *rest = ((one.start, one.stop) for one in packed)
             save = Save(
-                self._number, self._areas.index(area), start, stop, checked, kept, replace,
+                self._number, self._areas.index(area), start, stop, checked, kept, settings, replace,
                 rest[0] if rest else None, pickled,
             )  # fmt: skip
             future = self._send(save)

@@ -49,10 +49,13 @@ class IngestOptions:
     on_unknown: OnUnknown = "raise"
     hot: int | None = None
     allow_empty: bool = False
+    config: Any = None
 
     def __post_init__(self) -> None:
         # The run and the step have rules of their own.
         plain_fields(self, run=None, metrics=None)
+        if self.config is not None:
+            object.__setattr__(self, "config", checked_config(self.config))
 
     @property
     def asked(self) -> Policy | None:
@@ -135,7 +138,9 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     return Request(
         run=run,
         step=checked_step(options.step),
-        metrics=plain_metrics(options.metrics),
+        metrics=plain_metrics(
+            checked_metrics(options.metrics) | ({} if options.config is None else {CONFIG: options.config})
+        ),
         replace=options.replace,
         verify=options.verify,
         budget=BUDGET if options.max_restore_cost is None else checked_budget(options.max_restore_cost),
@@ -155,11 +160,8 @@ def checked_step(step: Any) -> int | None:
     return number
 
 
-def with_config(metrics: Mapping[str, Any] | None, config: Any) -> Mapping[str, Any]:
-    """Return metrics with a configuration among them; raise `UsageError` for one that is too large or no mapping."""
-    metrics = checked_metrics(metrics)
-    if config is None:
-        return metrics
+def checked_config(config: Any) -> dict[str, Any]:
+    """Return a configuration as plain values; raise `UsageError` for one that is too large or no mapping."""
     try:
         plain = plain_config(config)
         check({CONFIG: plain}, Plain)
@@ -172,15 +174,15 @@ def with_config(metrics: Mapping[str, Any] | None, config: Any) -> Mapping[str, 
         raise UsageError(
             f"The configuration has {size:,} bytes as JSON; give the settings that matter, up to {LARGEST:,}."
         )
-    return {**metrics, CONFIG: plain}
+    return plain
 
 
-def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def checked_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return metrics of the user; raise `UsageError` for a name that has another meaning."""
     for name in HIDDEN:
         if name in (metrics or {}):
             raise UsageError(f"A metric cannot be called {name}, as a version has that besides; choose another name.")
-    return metrics or {}
+    return dict(metrics or {})
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

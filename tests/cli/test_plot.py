@@ -41,6 +41,7 @@ def test_a_picture(ckstore, filled: Path) -> None:
         (["gpt", "nothing/*"], 13, "No tensor of gpt that matches nothing/* has the measure rms; `ckstore ls gpt`"),
         (["nowhere"], 13, "nowhere"),
         (["gpt", "--json", "-o", "x.png"], 2, "leave -o out"),
+        (["gpt", "nope", "--json"], 13, "No tensor of gpt that matches nope"),
     ],
 )
 def test_refusals(ckstore, filled: Path, arguments: list[str], code: int, words: str) -> None:

@@ -101,8 +101,13 @@ def test_objects_lists_and_dtypes(store: ckstore.Store) -> None:
         "turned": torch.arange(12).reshape(3, 4).T, "list": [torch.ones(2), {"x": torch.zeros(1)}],
         "objects": {"rate": 0.5, "pair": (torch.arange(3), [1, "b"])}, "complex": torch.randn(3, dtype=torch.complex64),
     }  # fmt: skip
-    dcp.save(state, storage_writer=StoreWriter(store, "a", 1, metrics={"loss": 0.25}))
+    with pytest.raises(ckstore.errors.UsageError, match="has no option metric;"):
+        StoreWriter(store, "a", 1, metric={"loss": 0.25})
+    with pytest.raises(ckstore.errors.UsageError, match="`config` takes a mapping"):
+        StoreWriter(store, "a", 1, config=7)
+    dcp.save(state, storage_writer=StoreWriter(store, "a", 1, metrics={"loss": 0.25}, config={"lr": 3e-4}))
     assert store["a@1"].metrics == {"loss": 0.25}
+    assert store["a@1"].config == {"lr": 3e-4}
     loaded: dict[str, Any] = {
         "half": torch.zeros(3, 4).bfloat16(), "scalar": torch.tensor(0.0), "none": torch.zeros(0, 2),
         "turned": torch.zeros(4, 3, dtype=torch.int64), "list": [torch.zeros(2), {"x": torch.ones(1)}],
@@ -162,7 +167,7 @@ def test_a_training_that_loads_an_earlier_version_goes_back_to_it(store: ckstore
         store.ingest({"w": torch.full((3,), float(step))}, run="a", step=step)
     state = {"w": torch.zeros(3)}
     dcp.load(state, storage_reader=StoreReader(store, "a@4"))
-    assert pickle.loads(pickle.dumps(StoreWriter(store, "a", 8)))._ingest["parent"] == 1
+    assert pickle.loads(pickle.dumps(StoreWriter(store, "a", 8)))._options.parent == 1
     for step in (8, 10):
         save(step, -step)
     save(8, 1.0, "a/ema")

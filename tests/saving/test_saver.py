@@ -58,11 +58,11 @@ def test_the_saved_state_is_that_at_the_call(store: ckstore.Store) -> None:
             model(torch.randn(8, 200)).square().mean().backward()
             optimizer.step()
             live = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            futures.append(saver.save(live, metrics={"loss": np.float32(step / 2)}))
+            futures.append(saver.save(live, metrics={"loss": np.float32(step / 2)}, config={"step": step}))
             expected.append({"model": {key: value.clone() for key, value in live["model"].items()}, "step": step})
     for step, future in enumerate(futures):
         row = future.result(0).version
-        assert (row.run, row.step, row.metrics) == ("gpt", step, {"loss": step / 2})
+        assert (row.run, row.step, row.metrics) == ("gpt", step, {"loss": step / 2, "config": {"step": step}})
         found = store[f"gpt@{step}"].state_dict()
         assert_same({key: found[key] for key in ("model", "step")}, expected[step])
         assert set(found["optimizer"]["state"]) == {0, 1}

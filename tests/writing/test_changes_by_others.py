@@ -156,7 +156,7 @@ def test_a_hot_version_that_becomes_coarse_while_it_is_read(directory: Path, mon
         assert before.hot
         change(place, CHANGES["encode"])()
         nothing_remembered(store)
-        with pytest.raises(ConflictError, match="read it again"):
+        with pytest.raises(ConflictError, match="take it from the store again"):
             tensor.torch()
         assert 0 < (store["a@1"]["w"].torch() - state(1)["w"]).abs().max() < 0.1
 
