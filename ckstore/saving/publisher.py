@@ -118,4 +118,4 @@ def _cast(value: Any, dtype: str, name: str) -> Any:
         raise UsageError(f"{name} is not {dtype}, which `like` has, or is no tensor; give a torch tensor to be cast.")
     import numpy as np
 
-    return np.ascontiguousarray(value)
+    return np.asarray(value, order="C")

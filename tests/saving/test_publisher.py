@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from safetensors import numpy
 from safetensors.torch import load_file, save_file
 
 import ckstore
@@ -111,6 +113,19 @@ def test_names_and_shapes_must_be_those_of_the_directory(store: ckstore.Store, l
             publisher.save([1, 2], step=1)
         # Tied weights have a second name.
         assert publisher.save(values | {"head": values["layer.0"]}, step=1).result().is_new
+
+
+def test_arrays_of_any_number_of_axes_are_published(store: ckstore.Store, tmp_path: Path) -> None:
+    state = {"scale": np.array(2.5, np.float32), "turned": np.arange(6, dtype=np.float32).reshape(2, 3).T}
+    (tmp_path / "arrays").mkdir()
+    numpy.save_file(
+        {name: np.zeros(value.shape, np.float32) for name, value in state.items()}, tmp_path / "arrays/a.safetensors"
+    )
+    with store.publish("policy", like=tmp_path / "arrays") as publisher:
+        publisher.save(state, step=1).result()
+    found = {path.rpartition("/")[2]: tensor[...] for path, tensor in store["policy@1"].items()}
+    assert found.keys() == state.keys()
+    assert all(np.array_equal(found[name], value) for name, value in state.items())
 
 
 def test_a_directory_without_safetensors_is_refused(store: ckstore.Store, tmp_path: Path) -> None:
