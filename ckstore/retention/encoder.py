@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -171,6 +172,7 @@ class BackgroundEncoder:
         while (item := self._next()) is not None:
             run, keep = item
             self._may_go_on.wait()
+            rows: list[VersionRow] = []
             try:
                 if self._opened is None:
                     self._opened = self._repository.reopened("a", self._repository.cache_bytes)
@@ -189,8 +191,9 @@ class BackgroundEncoder:
             except _GivenUp:
                 return
             except (CkstoreError, OSError) as error:
-                _warn(run, error)
-                rows = []
+                if not _is_forgotten(self._opened, rows):
+                    _warn(run, error)
+                    rows = []
             with self._lock:
                 for row in rows:
                     self._due[run].pop(row.number, None)
@@ -217,6 +220,13 @@ class BackgroundEncoder:
         self._may_go_on.wait()
         if self._is_given_up:
             raise _GivenUp
+
+
+def _is_forgotten(opened: Repository | None, rows: Sequence[VersionRow]) -> bool:
+    """Return whether a version was forgotten since it was due."""
+    with suppress(CkstoreError):
+        return opened is not None and not all(opened.catalog.with_uid(row.uid) for row in rows)
+    return False
 
 
 def _warn(run: str, error: Exception) -> None:

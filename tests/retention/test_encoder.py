@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import ckstore
+from ckstore.errors import NotFoundError
 from ckstore.formats.torch.live_state import describe_state_dict
 from ckstore.retention import encoder as encoder_module
 from ckstore.retention.forget import forget
@@ -163,6 +164,27 @@ def test_a_failure_is_a_warning(
     store.ingest(state(4), run="a", step=4)
     settled(store)
     assert hot(store) == [5]
+
+
+def test_a_version_that_is_forgotten_while_it_is_encoded_is_no_warning(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode, forgotten = encoder_module.encode, []
+
+    def forget_first(*arguments: Any, **named: Any) -> Any:
+        if not forgotten:
+            forgotten.append("a@0")
+            store.forget(forgotten)
+            raise NotFoundError("Unknown version 1.")
+        return encode(*arguments, **named)
+
+    monkeypatch.setattr(encoder_module, "encode", forget_first)
+    for step in range(4):
+        store.ingest(state(step), run="a", step=step)
+    settled(store)
+    assert forgotten
+    assert caplog.messages == []
+    assert hot(store) == [4]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -337,7 +359,7 @@ def test_a_saver_waits_beyond_the_limit_too(store: ckstore.Store, gate: threadin
         packed = Packed(describe_state_dict(state(number), "raise"))
         area.reserve(packed.stop)
         area.stage(packed)
-        saves.append(Save(number, number, packed.start, packed.stop, number, {}, False, None, None))
+        saves.append(Save(number, number, packed.start, packed.stop, number, {}, None, False, None, None))
     descriptors = tuple(area.descriptor for area in areas)
     settings = Settings(os.getppid(), there.fileno(), descriptors, store._repository.address, "a", 1)
     thread = threading.Thread(target=serve, args=(settings, there))
