@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ckstore.errors import NotFoundError, UsageError
+from ckstore.errors import CkstoreError, NotFoundError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Retention
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.runtime.arguments import NAME, PATH, PATHS, TEXT, WHOLE, checked, plain, shown
@@ -183,6 +183,14 @@ class Store(Mapping[str | int, "Version"]):
         self._repository.catalog.refresh(within=RECENT)
         return self._repository
 
+    def _require_all(self) -> None:
+        """Raise an error unless changes of all versions can be made here: those of a bucket are not all on its disk."""
+        self._repository.require_writable()
+        if self._tier is not None:
+            raise UsageError(
+                f"This is a disk in front of {self._tier.place}; open that store itself for such a change."
+            )
+
     @checked(name=NAME)
     def __getitem__(self, name: str | int | Version) -> Version:
         """Return the version of a name; raise `NotFoundError` with near matches."""
@@ -266,7 +274,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.commit.naming import rename_run
 
-        self._repository.require_writable()
+        self._require_all()
         rename_run(self._followed(), run, name)
         return self.run(name)
 
@@ -616,7 +624,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.commit.naming import set_policy
 
-        self._repository.require_writable()
+        self._require_all()
         if search is not None:
             from ckstore.writing.ingest import tuned
 
@@ -899,7 +907,7 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.retention.forget import forget
 
         if not dry_run:
-            self._repository.require_writable()
+            self._require_all()
         rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
         report = forget(self._repository, rows, dry_run=dry_run, for_good=prune)
         if prune and not dry_run:
@@ -1013,7 +1021,7 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.writing.thin import thin
 
         if not dry_run:
-            self._repository.require_writable()
+            self._require_all()
         rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
         self._catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
         if not dry_run:
@@ -1743,7 +1751,7 @@ def open(
 
 def _in_front(path: Path, mode: Mode, limit: int, remote: Repository) -> Store:
     """Open a local store in front of another one."""
-    from ckstore.intake.tier import Tier
+    from ckstore.intake.tier import Tier, bind
 
     if mode == "r":
         raise UsageError("A local store takes versions for another one; leave `mode` out.")
@@ -1751,6 +1759,11 @@ def _in_front(path: Path, mode: Mode, limit: int, remote: Repository) -> Store:
         if not (path / root.CATALOG).is_file():
             ensure_store(path)
     store = Store(path, mode, limit)
+    try:
+        bind(store._repository, remote.address.place)
+    except CkstoreError:
+        store.close()
+        raise
     if not store.policies():
         store.set_policy(Policy(hot=_UNENCODED))
     store._tier = Tier(store._repository, remote.address)

@@ -112,7 +112,8 @@ def test_a_version_that_is_forgotten_before_it_is_sent(url: str, monkeypatch: py
             for step in (1, 2):
                 store.ingest(state(step), run="gpt", step=step)
             first, second = (store.pushed(f"gpt@{step}") for step in (1, 2))
-            store.forget("gpt@1")
+            with ckstore.open("disk") as disk:
+                disk.forget("gpt@1")
         assert second.result(LONG).step == 2
         with pytest.raises(NotFoundError):
             first.result(LONG)
@@ -172,6 +173,65 @@ def test_a_tag_that_another_machine_moves_is_not_moved_back(url: str) -> None:
         store.ingest(state(3), run="gpt", step=3)
     with ckstore.open(url, "r") as bucket:
         assert bucket["best"].step == 2
+
+
+def test_the_best_version_is_that_of_the_disk_and_the_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ckstore.open(url, local="disk") as store:
+        for step, loss in enumerate((0.1, 0.5, 0.6, 0.7), 1):
+            store.ingest(state(step), run="gpt", step=step, metrics={"loss": loss, "reward": loss})
+        store.pushed("gpt@4").result(LONG)
+    assert steps("disk") == [3, 4]
+    with ckstore.open(url, local="disk") as store:
+        assert [store[name].step for name in ("best:loss", "gpt@most:loss", "best:reward")] == [1, 4, 4]
+        with monkeypatch.context() as patch:
+            patch.setattr(retries, "PATIENCE", 0.1)
+            patch.setattr(ObstoreBucket, "put_absent", away)
+            for step, loss in ((5, 0.3), (6, 0.9)):
+                store.ingest(state(step), run="gpt", step=step, metrics={"loss": loss, "reward": loss})
+            assert [store[name].step for name in ("best:loss", "best:reward", "gpt@latest")] == [1, 6, 6]
+
+
+def test_a_disk_changes_neither_what_the_bucket_keeps_nor_its_bucket(url: str) -> None:
+    with ckstore.open(url, local="disk") as store:
+        store.ingest(state(1), run="gpt", step=1)
+        for change in (
+            lambda: store.forget("gpt@1"), lambda: store.thin("gpt@1"), lambda: store.rename_run("gpt", "other"),
+            lambda: store.set_policy(ckstore.Policy(retention=ckstore.Retention(keep_last=1))),
+        ):  # fmt: skip
+            with pytest.raises(UsageError, match=f"in front of {url}; open that store itself"):
+                change()
+    ckstore.init(f"{url}-b").close()
+    with pytest.raises(ConflictError, match=f"disk is in front of {url}; name another directory"):
+        ckstore.open(f"{url}-b", local="disk")
+    with ckstore.open("own", create=True) as own:
+        own.ingest(state(1), run="own", step=1)
+    with pytest.raises(ConflictError, match="own is a store of its own"):
+        ckstore.open(url, local="own")
+    assert (steps(url), steps(f"{url}-b"), steps("own")) == ([1], [], [1])
+
+
+@pytest.mark.parametrize("is_tagged", [False, True])
+def test_a_version_that_was_replaced_is_replaced_in_the_bucket(url: str, is_tagged: bool) -> None:
+    """Not one of another machine, nor a tagged one."""
+    with ckstore.open(url, local="disk") as store:
+        store.ingest(state(1), run="gpt", step=1)
+        store.pushed("gpt@1").result(LONG)
+    if is_tagged:
+        with ckstore.open(url) as bucket:
+            bucket.tag("gpt@1", "best")
+    with ckstore.open(url, local="disk") as store:
+        store.ingest(state(2), run="gpt", step=1, replace=True)
+        if is_tagged:
+            with pytest.raises(ConflictError, match="tagged best"):
+                store.pushed("gpt@1").result(LONG)
+        else:
+            assert store.pushed("gpt@1").result(LONG).step == 1
+    with ckstore.open(url, "r") as bucket:
+        assert bucket["gpt@1"].state_dict()["step"] == (1 if is_tagged else 2)
+    with ckstore.open(url, local="other") as store:
+        store.ingest(state(3), run="gpt", step=1, replace=True)
+        with pytest.raises(ConflictError):
+            store.pushed("gpt@1").result(LONG)
 
 
 @pytest.mark.parametrize("ahead", [-3600, 3600])

@@ -17,10 +17,15 @@ from typing import TYPE_CHECKING
 from ckstore.commit.naming import policy_of, set_metrics, tag, untag
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError, UnreachableError, UsageError
 from ckstore.gc.collect import gc
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.retention.forget import forget
 from ckstore.runtime.provenance import own_metrics
+from ckstore.storage import change_log, durable
 from ckstore.storage.catalog import RECENT
+from ckstore.storage.names import BY_METRIC
+from ckstore.storage.rows import metric_value
+from ckstore.storage.version_names import is_lowest
 from ckstore.transfer.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -33,6 +38,9 @@ _LOOK, _AGAIN = 0.5, 5.0
 #: Latest versions of a run that stay here although the bucket has them: trainings read them.
 _KEPT = 2
 
+#: The file of a local store that names its bucket.
+_BUCKET = "bucket"
+
 _log = logging.getLogger("ckstore")
 
 
@@ -43,6 +51,7 @@ class Tier:
     """
 
     def __init__(self, local: Repository, remote: Address) -> None:
+        self.place = remote.place
         self._local = local
         self._address = remote
         self._changed = threading.Condition()
@@ -95,9 +104,15 @@ class Tier:
         return name
 
     def _is_newer(self, name: str, here: VersionRow, there: VersionRow) -> bool:
-        """Return whether this store's version of a name is newer than the bucket's; clocks tell only if both may be."""
+        """Return whether this store has the newer version of a name, or the better one of a metric.
+
+        Clocks tell only if neither store has the other one's version.
+        """
         if name in self._local.catalog.tags():
             return self._tags.get(name) != here.uid
+        if (named := BY_METRIC.fullmatch(name)) is not None:
+            ours, theirs = (metric_value(row.metrics.get(named[3])) for row in (here, there))
+            return theirs is None or (ours is not None and is_lowest(named) == (ours < theirs))
         is_there, is_here = (
             bool(found.catalog.with_uid(row.uid)) for found, row in ((self._remote, here), (self._local, there))
         )
@@ -189,6 +204,12 @@ class Tier:
             error = report.failed[0].error if report.failed else None
             if isinstance(error, UnreachableError):
                 raise error
+            try:
+                if error is not None and _forget_replaced(local, remote, row):
+                    report = Transfer(local, remote).run([row])
+                    error = report.failed[0].error if report.failed else None
+            except ConflictError as conflict:  # That one is tagged.
+                error = conflict
         arrived = remote.catalog.with_uid(row.uid)
         with self._changed:
             future = self._future(row)
@@ -254,6 +275,33 @@ class Tier:
                 future.set_result(arrived[0])
             else:
                 future.set_exception(NotFoundError(f"Version {uid} was forgotten before {remote.place} had it."))
+
+
+def bind(local: Repository, place: str) -> None:
+    """Note the bucket that a new local store is in front of; raise `ConflictError` for another one, or an old store."""
+    note = local.path / _BUCKET
+    try:
+        said = note.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        if local.catalog.latest() is not None:
+            raise ConflictError(
+                f"{local.place} is a store of its own; name another directory as `local`, or `push` its versions."
+            ) from None
+        durable.write_file(note, place.encode())
+        return
+    if said != place:
+        raise ConflictError(f"{local.place} is in front of {said}; name another directory as `local`.")
+
+
+def _forget_replaced(local: Repository, remote: Repository, row: VersionRow) -> bool:
+    """Forget the version in the bucket that a version replaced here; return False if that is another machine's."""
+    there = None if row.step is None else remote.catalog.at_step(row.run, row.step)
+    if there is None or StoredVersion(local, row).document.replaces is None:
+        return False
+    if there.uid not in {uid for uid, _ in change_log.forgotten(local.catalog.log_records())}:
+        return False
+    forget(remote, [there], for_good=True)
+    return True
 
 
 def _tags(local: Repository) -> dict[str, str]:

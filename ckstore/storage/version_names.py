@@ -106,8 +106,8 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
     named = BY_METRIC.fullmatch(text)
     if named is None:
         return None
-    run, sense, metric = named.groups()
-    lowest = sense == "least" or (sense == "best" and is_better_low(metric))
+    run, _, metric = named.groups()
+    lowest = is_lowest(named)
     if (found := catalog.extreme(metric, run, lowest=lowest)) is not None:
         return found
     rows = catalog.versions(run)
@@ -117,6 +117,11 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
         hint = f"there are {', '.join(known)}" if known else "`ckstore metric` adds one"
         raise NotFoundError(f"No version has a number as metric {metric}; {hint}.")
     return catalog.version((min if lowest else max)(numbers, key=numbers.__getitem__))
+
+
+def is_lowest(named: re.Match[str]) -> bool:
+    """Return whether a name by metric, as `BY_METRIC` matches it, means the lowest value."""
+    return named[2] == "least" or (named[2] == "best" and is_better_low(named[3]))
 
 
 def is_better_low(metric: str) -> bool:
