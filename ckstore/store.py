@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ckstore.errors import CkstoreError, NotFoundError, UsageError
+from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Retention
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.runtime.arguments import NAME, PATH, PATHS, TEXT, WHOLE, checked, plain, shown
@@ -1745,28 +1745,22 @@ def open(
     if isinstance(place, Path):
         place = place.absolute()  # A program may change its directory later.
     if local is not None:
-        return _in_front(local_path(local).absolute(), mode, limit, Repository(place, options=options, cache=mirrors))
+        address = Address(str(place), tuple((options or {}).items()), None if mirrors is None else str(mirrors))
+        return _in_front(local_path(local).absolute(), mode, limit, address)
     return Store(place, mode, limit, options=options, cache=mirrors)
 
 
-def _in_front(path: Path, mode: Mode, limit: int, remote: Repository) -> Store:
-    """Open a local store in front of another one."""
-    from ckstore.intake.tier import Tier, bind
+def _in_front(path: Path, mode: Mode, limit: int, address: Address) -> Store:
+    """Open a local store in front of another one, which may be away unless the local store is new."""
+    from ckstore.intake.tier import Tier, reached
 
     if mode == "r":
         raise UsageError("A local store takes versions for another one; leave `mode` out.")
-    with remote:
-        if not (path / root.CATALOG).is_file():
-            ensure_store(path)
+    remote = reached(path, address)
     store = Store(path, mode, limit)
-    try:
-        bind(store._repository, remote.address.place)
-    except CkstoreError:
-        store.close()
-        raise
     if not store.policies():
         store.set_policy(Policy(hot=_UNENCODED))
-    store._tier = Tier(store._repository, remote.address)
+    store._tier = Tier(store._repository, address, remote)
     return store
 
 

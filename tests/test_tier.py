@@ -101,6 +101,29 @@ def test_saves_go_on_while_the_bucket_is_away(url: str, monkeypatch: pytest.Monk
     assert steps(url) == [1, 2]
 
 
+def test_a_program_starts_while_the_bucket_is_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckstore.open(url, local="disk").close()
+    monkeypatch.setattr("ckstore.intake.tier._AGAIN", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(retries, "PATIENCE", 0.1)
+        for name in ("put", "put_absent", "read", "list"):
+            patch.setattr(ObstoreBucket, name, away)
+        with pytest.raises(UnreachableError):
+            ckstore.open(url, local="new")
+        store = ckstore.open(url, local="disk")
+        store.ingest(state(1), run="gpt", step=1)
+        assert store["gpt@latest"].step == 1
+        with pytest.raises(UnreachableError):
+            store.pushed("gpt@2")
+    with store:
+        assert store.pushed("gpt@1").result(LONG).step == 1
+        with ckstore.open(url) as bucket:
+            bucket.ingest(state(2), run="gpt", step=2)
+        assert store["gpt@2"].step == 2
+    ckstore.open(url, local="new").close()
+    assert steps(url) == [1, 2]
+
+
 def test_a_version_that_is_forgotten_before_it_is_sent(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it, and later ones are sent."""
     monkeypatch.setattr("ckstore.intake.tier._AGAIN", 0.1)
@@ -205,7 +228,7 @@ def test_a_disk_changes_neither_what_the_bucket_keeps_nor_its_bucket(url: str) -
         ckstore.open(f"{url}-b", local="disk")
     with ckstore.open("own", create=True) as own:
         own.ingest(state(1), run="own", step=1)
-    with pytest.raises(ConflictError, match="own is a store of its own"):
+    with pytest.raises(ConflictError, match="own is a store of its own; name"):
         ckstore.open(url, local="own")
     assert (steps(url), steps(f"{url}-b"), steps("own")) == ([1], [], [1])
 

@@ -21,14 +21,17 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.retention.forget import forget
 from ckstore.runtime.provenance import own_metrics
-from ckstore.storage import change_log, durable
+from ckstore.storage import change_log, durable, root
 from ckstore.storage.catalog import RECENT
 from ckstore.storage.names import BY_METRIC
+from ckstore.storage.opening import ensure_store
 from ckstore.storage.rows import metric_value
 from ckstore.storage.version_names import is_lowest
 from ckstore.transfer.transfer import Transfer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckstore.repository import Address, Repository
     from ckstore.storage.catalog import VersionRow
 
@@ -50,10 +53,10 @@ class Tier:
     Closing it waits for versions that the bucket lacks, unless that is out of reach; the next tier goes on.
     """
 
-    def __init__(self, local: Repository, remote: Address) -> None:
-        self.place = remote.place
+    def __init__(self, local: Repository, address: Address, remote: Repository | None) -> None:
+        self.place = address.place
         self._local = local
-        self._address = remote
+        self._address = address
         self._changed = threading.Condition()
         #: Rows in the bucket by id, and the ids by the number here.
         self._futures: dict[str, Future[VersionRow]] = {}
@@ -62,7 +65,7 @@ class Tier:
         self._sent: dict[str, VersionRow] = {}
         self._tags = _tags(local)
         self._is_closed = self._has_ended = False
-        self._remote = remote.open("r")
+        self._remote = remote
         self._thread = threading.Thread(target=self._work, name="ckstore-tier", daemon=True)
         self._thread.start()
 
@@ -77,20 +80,25 @@ class Tier:
                     if name in self._uids:
                         return self._futures[self._uids[name]]
                     raise
-        self._remote.catalog.refresh(within=RECENT)
+            remote = self._remote
+        if remote is None:
+            raise UnreachableError(f"{self.place} is out of reach since the store was opened.")
+        remote.catalog.refresh(within=RECENT)
         future: Future[VersionRow] = Future()
-        future.set_result(self._remote.catalog.resolve(name))
+        future.set_result(remote.catalog.resolve(name))
         return future
 
     def find(self, name: str) -> str:
         """Return the id of the version of a name, or the name itself if the bucket has no newer one than this store."""
         remote, local = self._remote, self._local
+        if remote is None:
+            return name
         with suppress(NotFoundError, UnreachableError):
             remote.catalog.refresh(within=RECENT)
             row = remote.catalog.resolve(name)
             with suppress(NotFoundError):
                 here = local.catalog.resolve(name)
-                if here.uid == row.uid or self._is_newer(name, here, row):
+                if here.uid == row.uid or self._is_newer(remote, name, here, row):
                     return name
             if not local.catalog.with_uid(row.uid):
                 other = None if row.step is None else local.catalog.at_step(row.run, row.step)
@@ -103,7 +111,7 @@ class Tier:
             return row.uid
         return name
 
-    def _is_newer(self, name: str, here: VersionRow, there: VersionRow) -> bool:
+    def _is_newer(self, remote: Repository, name: str, here: VersionRow, there: VersionRow) -> bool:
         """Return whether this store has the newer version of a name, or the better one of a metric.
 
         Clocks tell only if neither store has the other one's version.
@@ -114,7 +122,7 @@ class Tier:
             ours, theirs = (metric_value(row.metrics.get(named[3])) for row in (here, there))
             return theirs is None or (ours is not None and is_lowest(named) == (ours < theirs))
         is_there, is_here = (
-            bool(found.catalog.with_uid(row.uid)) for found, row in ((self._remote, here), (self._local, there))
+            bool(found.catalog.with_uid(row.uid)) for found, row in ((remote, here), (self._local, there))
         )
         return is_here if is_here != is_there else here.created >= there.created
 
@@ -124,7 +132,8 @@ class Tier:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
-        self._remote.close()
+        if self._remote is not None:
+            self._remote.close()
 
     def _future(self, row: VersionRow) -> Future[VersionRow]:
         self._uids[row.number] = row.uid
@@ -152,6 +161,7 @@ class Tier:
                     is_last = self._is_closed
                 try:
                     with self._address.open("a") as remote:
+                        self._note_reached()
                         self._send_all(local, remote)
                     return
                 except (CkstoreError, OSError) as error:
@@ -161,6 +171,11 @@ class Tier:
                     if is_last:
                         return
                     pause = _AGAIN
+
+    def _note_reached(self) -> None:
+        """Open a bucket for reading that was away."""
+        if self._remote is None:
+            self._remote = self._address.open("r")
 
     def _send_all(self, local: Repository, remote: Repository) -> None:
         """Send versions until the tier is closed; raise an error of the bucket."""
@@ -277,20 +292,28 @@ class Tier:
                 future.set_exception(NotFoundError(f"Version {uid} was forgotten before {remote.place} had it."))
 
 
-def bind(local: Repository, place: str) -> None:
-    """Note the bucket that a new local store is in front of; raise `ConflictError` for another one, or an old store."""
-    note = local.path / _BUCKET
+def reached(disk: Path, address: Address) -> Repository | None:
+    """Return the bucket that a local store is in front of, made if it is new; None if an old one's is out of reach.
+
+    Raise `ConflictError` if the local store is in front of another one, or of none.
+    """
+    note = disk / _BUCKET
+    is_new = not root.is_store(disk)
+    said = note.read_text("utf-8", errors="replace") if note.is_file() else ""
+    if not is_new and said != address.place:
+        others = f"in front of {said}" if said else "a store of its own"
+        raise ConflictError(f"{disk} is {others}; name another directory as `local`.")
     try:
-        said = note.read_text("utf-8", errors="replace")
-    except FileNotFoundError:
-        if local.catalog.latest() is not None:
-            raise ConflictError(
-                f"{local.place} is a store of its own; name another directory as `local`, or `push` its versions."
-            ) from None
-        durable.write_file(note, place.encode())
-        return
-    if said != place:
-        raise ConflictError(f"{local.place} is in front of {said}; name another directory as `local`.")
+        remote = address.open("r")
+    except UnreachableError as error:
+        if is_new:
+            raise
+        _log.warning("%s", error)
+        return None
+    if is_new:
+        ensure_store(disk)
+        durable.write_file(note, address.place.encode())
+    return remote
 
 
 def _forget_replaced(local: Repository, remote: Repository, row: VersionRow) -> bool:
