@@ -20,18 +20,29 @@ def varint(number: int) -> bytes:
     return bytes(result)
 
 
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a number; return it and its end.
+def varints(*parts: int | bytes) -> bytes:
+    """Write numbers, and bytes between them."""
+    return b"".join([varint(part) if isinstance(part, int) else part for part in parts])
+
+
+def read_varints(data: bytes, at: int, count: int = 1) -> tuple[list[int], int]:
+    """Read numbers, at least one; return them and their end.
 
     Raises
     ------
     ValueError
-        The number exceeds `data` or 63 bits.
+        A number exceeds `data` or 63 bits.
     """
+    numbers = []
     number = shift = 0
-    for end, byte in enumerate(data[at : at + LONGEST], at + 1):
+    for end, byte in enumerate(data[at : at + count * LONGEST], at + 1):
         number |= (byte & 127) << shift
-        if byte < 128:
-            return number, end
         shift += 7
+        if byte < 128:
+            numbers.append(number)
+            if len(numbers) == count:
+                return numbers, end
+            number = shift = 0
+        elif shift == 7 * LONGEST:
+            break
     raise ValueError("it holds a number that is cut off or too long")

@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.varint import LONGEST, read_varint, varint
+from ckstore.varint import LONGEST, read_varints, varint, varints
 
 
 @given(st.lists(st.integers(0, 2**63 - 1)), st.binary(max_size=3))
 def test_numbers_round_trip(numbers: list[int], before: bytes) -> None:
     data, at = before + b"".join(map(varint, numbers)), len(before)
-    found = []
-    for _ in numbers:
-        number, at = read_varint(data, at)
-        found.append(number)
-    assert (found, at) == (numbers, len(data))
+    assert data == varints(before, *numbers)
+    for number in numbers:
+        [found], at = read_varints(data, at)
+        assert found == number
+    assert at == len(data)
+    assert not numbers or read_varints(data, len(before), len(numbers)) == (numbers, at)
 
 
 @pytest.mark.parametrize(("number", "data"), [(0, "00"), (127, "7f"), (128, "8001"), (2**63 - 1, "ff" * 8 + "7f")])
@@ -27,4 +28,6 @@ def test_bytes(number: int, data: str) -> None:
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * LONGEST, b"\xff" * LONGEST + b"\1"])
 def test_truncated_or_overlong_numbers_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="cut off or too long"):
-        read_varint(data, 0)
+        read_varints(data, 0)
+    with pytest.raises(ValueError, match="cut off or too long"):
+        read_varints(b"\1" + data, 0, 2)

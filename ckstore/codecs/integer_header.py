@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckstore.errors import IntegrityError
-from ckstore.varint import read_varint
+from ckstore.varint import read_varints
 
 FORMAT = 1
 GROUPED = 16
@@ -78,25 +78,16 @@ def read_header(view: memoryview, length: int | None = None) -> Header:
         at += 4
     sizes = [length - at, 0, 0, 0]
     if streamed:
-        sizes, at = _read_sizes(head, at)
+        try:
+            sizes, at = read_varints(head, at, 4)  # Of the directory and of streams 0 to 2.
+        except ValueError as error:
+            raise IntegrityError(DAMAGED) from error
         if at + sum(sizes) + PADDING > length:
             raise IntegrityError(DAMAGED)
     return Header(
         width, narrow, grouped, streamed, int.from_bytes(head[2:6], "little"), count, classes_check, at, at + sizes[0],
         tuple(sizes[1:]),
     )  # fmt: skip
-
-
-def _read_sizes(head: bytes, at: int) -> tuple[list[int], int]:
-    """Return the bytes of the directory and of streams 0 to 2, and the end of these varints."""
-    sizes = []
-    for _ in range(4):
-        try:
-            size, at = read_varint(head, at)
-        except ValueError as error:
-            raise IntegrityError(DAMAGED) from error
-        sizes.append(size)
-    return sizes, at
 
 
 def _part(head: bytes, at: int, size: int) -> bytes:

@@ -33,9 +33,11 @@ from ckstore.objects.documents import VersionDocument
 from ckstore.objects.units import CODED, Member, Unit
 from ckstore.runtime.cached import cached_property
 from ckstore.storage.schema import LIMIT
-from ckstore.varint import read_varint, varint
+from ckstore.varint import read_varints, varints
 
 Integers = npt.NDArray[np.int64]
+#: Two numbers, and the items.
+Column = tuple[int | bytes, ...]
 
 #: Types of stored numbers; the last two bits of the code of a column are the number of one.
 _TYPES = ("u1", "<u2", "<u4", "<u8")
@@ -47,7 +49,7 @@ _least, _largest, _sum = np.minimum.reduce, np.maximum.reduce, np.add.reduce
 _DIFFERENCES = 4
 
 
-def pack_integers(values: Sequence[int] | Integers) -> bytes:
+def pack_integers(values: Sequence[int] | Integers) -> Column:
     """Return a column of integers from 0 to 2^63 − 1; raise `ValueError` for others."""
     try:
         column = np.asarray(values, np.int64).reshape(-1)
@@ -63,15 +65,15 @@ def pack_integers(values: Sequence[int] | Integers) -> bytes:
             column, code = steps, _DIFFERENCES
         largest = _largest(column)
     kind = bisect_left(_BOUNDS, largest)
-    return varint(column.size) + bytes([code + kind]) + column.astype(_TYPES[kind]).tobytes()
+    return column.size, code + kind, column.astype(_TYPES[kind]).tobytes()
 
 
-def pack_texts(texts: Sequence[str]) -> bytes:
+def pack_texts(texts: Sequence[str]) -> Column:
     """Return a column of texts; raise `ValueError` for a NUL or a lone surrogate."""
     data = "\0".join(texts).encode()
     if data.count(0) != max(len(texts) - 1, 0):
         raise ValueError("a text has a NUL")
-    return varint(len(texts)) + varint(len(data)) + data
+    return len(texts), len(data), data
 
 
 class ColumnReader:
@@ -84,7 +86,7 @@ class ColumnReader:
     def integers(self, count: int | None = None, limit: int = LIMIT) -> Integers:
         """Return a column of integers below a limit; with `count`, of this length."""
         data = self._data
-        size, at = read_varint(data, self._at)
+        [size], at = read_varints(data, self._at)
         code = data[at] if at < len(data) else 8
         if code >= 2 * _DIFFERENCES:
             raise ValueError("the code of a column is cut off or unknown")
@@ -108,8 +110,7 @@ class ColumnReader:
 
     def texts(self, count: int | None = None) -> list[str]:
         """Return a column of texts; with `count`, of this length."""
-        size, at = read_varint(self._data, self._at)
-        length, at = read_varint(self._data, at)
+        (size, length), at = read_varints(self._data, self._at, 2)
         self._at = at + length
         if self._at > len(self._data):
             raise ValueError("a column is cut off")
@@ -352,14 +353,14 @@ class LayoutDocument:
 def encode_layout(files: Sequence[FileLayout], units: Sequence[Unit]) -> bytes:
     """Return a document as columns; raise `InputError` if it could not be read back."""
     try:
-        return b"".join(_encoded(files, units))
+        return varints(*chain.from_iterable(_encoded(files, units)))
     except (ValueError, KeyError) as error:
         raise InputError(
             f"The checkpoint cannot be stored as it is ({error}); put it into a tar archive, and ingest that."
         ) from error
 
 
-def _encoded(files: Sequence[FileLayout], units: Sequence[Unit]) -> Iterable[bytes]:
+def _encoded(files: Sequence[FileLayout], units: Sequence[Unit]) -> Iterable[Column]:
     extents = [extent for file in files for extent in file.extents]
     tensors = [tensor for file in files for tensor in file.tensors]
     checked = [item for file in files for item in file.checked]
@@ -415,7 +416,7 @@ def _encoded(files: Sequence[FileLayout], units: Sequence[Unit]) -> Iterable[byt
         yield _below([getattr(member, part) for member in members])
 
 
-def _below(values: Sequence[int] | Integers) -> bytes:
+def _below(values: Sequence[int] | Integers) -> Column:
     """Return a column of integers below the limit."""
     if len(values) and max(values) >= LIMIT:
         raise ValueError("an integer is too large")
@@ -435,7 +436,7 @@ def _named(file: FileLayout) -> list[int]:
     ]
 
 
-def _tuples(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterable[bytes]:
+def _tuples(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterable[Column]:
     """Yield a column of lengths, and one of the items of all."""
     ranks = list(map(len, shapes))
     if ranks and max(ranks) > MOST_AXES:

@@ -12,7 +12,7 @@ from msgspec import Meta, Raw, Struct
 from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import zstd
 from ckstore.storage.schema import FORMAT, Whole, decode, encode, expanded_limit, refuse_later
-from ckstore.varint import read_varint, varint
+from ckstore.varint import read_varints, varints
 
 #: Name of the zip member of a pack that holds its manifest.
 MEMBER = "manifest"
@@ -59,8 +59,7 @@ def encode_manifest(document: Any, blobs: Mapping[str, bytes]) -> bytes:
     method, frame = _ZSTANDARD, zstd.compress(content, _LEVEL, DICTIONARY)
     if not len(frame) < len(content) <= expanded_limit(len(frame)):
         method, frame = _PLAIN, content
-    head = varint(FORMAT) + bytes([method]) + varint(len(content)) + varint(len(frame))
-    rest = b"".join([head, frame, *blobs.values()])
+    rest = varints(FORMAT, method, len(content), len(frame), frame, *blobs.values())
     return _ENVELOPE.pack(_MAGIC, blake3(rest).digest(length=16)) + rest
 
 
@@ -81,10 +80,9 @@ def decode_manifest(data: bytes, kind: Any) -> tuple[Any, dict[str, bytes]]:
     if magic != _MAGIC or blake3(rest).digest(length=16) != digest:
         raise _damaged("its checksum does not match")
     try:
-        version, at = read_varint(rest, 0)
+        [version], at = read_varints(rest, 0)
         refuse_later("A manifest", version, FORMAT)
-        text_length, start = read_varint(rest, at + 1)
-        frame_length, start = read_varint(rest, start)
+        (text_length, frame_length), start = read_varints(rest, at + 1, 2)
         end = start + frame_length
         if version != FORMAT or end > len(rest) or text_length > expanded_limit(frame_length):
             raise ValueError("its header is out of bounds")

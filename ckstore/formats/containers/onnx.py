@@ -13,7 +13,7 @@ from math import prod
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.layout import FileLayout, Format, Source
-from ckstore.varint import read_varint
+from ckstore.varint import read_varints
 
 #: Above the fields of any model: those of its messages, of its graph and of initialisers.
 _MAX_FIELDS = 1 << 22
@@ -67,7 +67,7 @@ class _Messages:
         first, data = self._window
         if not first <= at <= first + len(data) - 10:
             first, data = self._window = (at, self._source.pread(at, min(_WINDOW, self._source.size - at)))
-        value, following = read_varint(data, at - first)
+        [value], following = read_varints(data, at - first)
         return value, first + following
 
     def numbers(self, start: int, stop: int) -> list[int]:
