@@ -317,8 +317,7 @@ class CoarseEncoder:
         debt = 0.0
         if record is not None and isinstance(lattice, LinearLattice) and record.lattice.width == lattice.width:
             debt = record.debt
-            levels = (level for level in self.reader.chains.levels(record) if level.dtype == unit.dtype)
-            for place, ancestor in nearby_ancestors(levels):
+            for place, ancestor in nearby_ancestors(self.reader.chains.levels(record), unit.dtype):
                 assert isinstance(ancestor, Linear)
                 name = f"delta-{place}"
                 integers = sample.cut(self.reader.integers(ancestor, sample.chunk))

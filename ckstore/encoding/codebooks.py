@@ -114,7 +114,7 @@ class CodebookEncoder:
         if record is not None:
             ways["delta"] = Way(record, additive=True)
             if record.base is not None:
-                ways["merged"] = Way([*self.reader.chains.levels(record)][-1], additive=True, merged=record)
+                ways["merged"] = Way(self.reader.chains.levels(record)[-1], additive=True, merged=record)
         sizes = {}
         for name, way in ways.items():
             filled = self._filled(layer, unit, bits, way)

@@ -195,12 +195,12 @@ class Sample:
         return natural / 8, context / 8
 
 
-def nearby_ancestors(levels: Iterable[Record]) -> list[tuple[int, Record]]:
+def nearby_ancestors(levels: Iterable[Record], dtype: str) -> list[tuple[int, Record]]:
     """Return the possible bases of a delta among a chain's levels, by place: its end, the parent's base, the parent.
 
     In this order each is decoded from the one before, which is still in memory.
     """
-    chain = list(levels)
+    chain = [level for level in levels if level.dtype == dtype]
     if not chain:
         return []
     places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})

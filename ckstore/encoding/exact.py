@@ -84,8 +84,8 @@ class ObjectEncoder:
         changed = sample.nbytes_of(find_changes(sample.bits, rounded, is_float=True))
         stored = CAST_CHECKSUM * sample.chunks + changed
         full = layer(sample.chunks, unit.count, estimate.alone, grouped=False)
-        work = source.work.plus(patches(sample.chunks, int(stored)))
-        option = Option("cast", stored, price(work, stored, full, self.reader.blocks.read_price), is_base=False)
+        own, read_price = patches(sample.chunks, int(stored)), self.reader.blocks.read_price
+        option = Option("cast", stored, price(own, source.work, stored, full, read_price), is_base=False)
         table = replace(estimate.candidates, options=(*estimate.candidates.options, option))
         return replace(estimate, candidates=table, ways={**estimate.ways, "cast": Way(None, source=source)})
 
@@ -160,8 +160,7 @@ class ObjectEncoder:
     def _against(self, unit: Unit, read: ReadUnit, sample: Sample, record: Record | None) -> Estimate:
         """Return the options of a unit against an object and its ancestors."""
         count, chunks, read_price = unit.count, sample.chunks, self.reader.blocks.read_price
-        levels = () if record is None else self.reader.chains.levels(record)
-        ancestors = nearby_ancestors(level for level in levels if level.dtype == unit.dtype)
+        ancestors = nearby_ancestors(() if record is None else self.reader.chains.levels(record), unit.dtype)
         before = [self._sampled(ancestor, unit, sample) for _, ancestor in ancestors]
         is_sparse = bool(before) and _is_sparse(sample.bits, before[-1])
         taken = sample if is_sparse else sample.part()
@@ -172,8 +171,8 @@ class ObjectEncoder:
         ways = {"base": Way(None)}
         mirrored = is_mirrored(unit.dtype, count, unit.chunk)
 
-        def offer(name: str, way: Way, stored: float, work: Work) -> None:
-            options.append(Option(name, stored, price(work, stored, full, read_price), is_base=False))
+        def offer(name: str, way: Way, stored: float, own: Work) -> None:
+            options.append(Option(name, stored, price(own, below, stored, full, read_price), is_base=False))
             ways[name] = way
 
         of_parent, share, known = 0.0, 1.0, dict[int, bytes | None]()
@@ -186,12 +185,12 @@ class ObjectEncoder:
                 sizes = {context: share * stored for context, stored in sizes.items()}
                 changes = find_changes(sample.bits, values, is_float=unit.dtype in FLOATS)
                 patch = share * sample.nbytes_of(changes) if place else of_parent
-                offer(f"patched-{place}", Way(ancestor, patched=True), patch, patches(chunks, int(patch)).plus(below))
+                offer(f"patched-{place}", Way(ancestor, patched=True), patch, patches(chunks, int(patch)))
                 if patch <= PATCH_WORTH * min(sizes.values()):
                     continue
             for context, stored in sizes.items():
-                work = layer(chunks, count, int(stored), grouped=context, delta=True).plus(below)
-                offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, work)
+                own = layer(chunks, count, int(stored), grouped=context, delta=True)
+                offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, own)
         candidates = Candidates(tuple(options), 0.0 if record is None else record.debt)
         parent = record if is_sparse and record is not None and record.count == count else None
         return Estimate(unit, candidates, ways, alone, int(base), parent=parent, patches=known)

@@ -104,14 +104,14 @@ def cost(work: Work) -> float:
     return nanoseconds
 
 
-def price(work: Work, stored: float, full: Work, read_price: float) -> float:
+def price(own: Work, below: Work, stored: float, full: Work, read_price: float) -> float:
     """Return the price, by which encodings of one object are compared, of one that adds `stored` bytes.
 
-    `work` is that of its whole chain. Bytes that it reads beyond those of the object in full must be repaid by bytes
-    saved: reading one more is worth `read_price` stored bytes, within a budget of 2; 0 for local files.
+    Its `own` work follows that of the chain `below`. Bytes that both read beyond those of the object in full must be
+    repaid by bytes saved: reading one more is worth `read_price` stored bytes, within a budget of 2; 0 for local files.
     """
-    computed = cost(work)
+    work = own.plus(below)
     more = work.stored - full.stored
     if not read_price or more <= 0:
-        return computed
-    return max(computed, cost(full) * (1 + read_price * more / max(full.stored - stored, 1.0)))
+        return cost(work)
+    return max(cost(work), cost(full) * (1 + read_price * more / max(full.stored - stored, 1.0)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
@@ -59,18 +59,19 @@ class Chains:
         self._resolver = resolver
         self._links: tuple[int, dict[str, _Link]] = (resolver.generation, {})
 
-    def levels(self, record: Record) -> Iterator[Record]:
-        """Yield the records from `record` back to its base.
+    def levels(self, record: Record) -> list[Record]:
+        """Return the records from `record` back to its base.
 
         Raises
         ------
         IntegrityError
             A record is lost, is its own ancestor, or has another kind or cut than the record above it.
         """
-        link: _Link | None = self._link(record)
+        found, link = [record], self._link(record).below
         while link is not None:
-            yield link.record
+            found.append(link.record)
             link = link.below
+        return found
 
     def records(self, *identities: str) -> list[Record]:
         """Return all records that restore some objects, each once; raise `IntegrityError` if one is lost."""

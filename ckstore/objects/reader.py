@@ -166,7 +166,7 @@ class ObjectReader:
     def _undecoded(self, record: Record, chunk: int) -> tuple[list[Record], Record | None, npt.NDArray[Any] | None]:
         """Return the levels of a chain to decode, lowest first, and the cached level below them with its chunk."""
         pending: list[Record] = []
-        levels = self.chains.levels(record)
+        levels = iter(self.chains.levels(record))
         for level in levels:
             cached = self.cache.get((level.id, chunk))
             if cached is not None:

@@ -11,11 +11,11 @@ FULL = layer(4, 1 << 20, 3 << 20, grouped=False)
 
 
 def local(work: Work, stored: float) -> float:
-    return price(work, stored, FULL, 0.0)
+    return price(work, Work(), stored, FULL, 0.0)
 
 
 def remote(work: Work, stored: float) -> float:
-    return price(work, stored, FULL, READ_PRICE)
+    return price(work, Work(), stored, FULL, READ_PRICE)
 
 
 def patched(nbytes: float) -> Work:
@@ -44,7 +44,7 @@ def test_options_without_savings_are_beyond_every_budget() -> None:
 def test_small_objects_are_priced_by_their_work() -> None:
     small = layer(4, 1 << 20, 1 << 10, grouped=True)
     assert remote(small, small.stored) == cost(small)
-    assert price(small, 0.0, layer(4, 1 << 20, 0, grouped=True), READ_PRICE) >= cost(small)
+    assert price(small, Work(), 0.0, layer(4, 1 << 20, 0, grouped=True), READ_PRICE) >= cost(small)
 
 
 def test_no_work_costs_nothing() -> None:
