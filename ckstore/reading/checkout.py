@@ -397,21 +397,22 @@ def file_blocks(version: StoredVersion, number: int) -> Iterator[Blocks]:
             for (extent, first, last), _ in stretches
         ]
 
-    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+    workers = worker_count()
+    with ThreadPoolExecutor(workers, thread_name_prefix="ckstore") as pool:
         # A thread gets many small chunks at once.
         groups = batches(_stretches(version, number), itemgetter(1), _GROUP)
-        yield from in_order(pool, work, groups, 2 * worker_count())
+        yield from in_order(pool, work, groups, 2 * workers)
 
 
 def _stretches(version: StoredVersion, number: int) -> Iterator[tuple[_Stretch, int]]:
     """Yield all ranges of a file in order, with their bytes."""
     layout = version.layout.files[number]
-    position = 0
+    extents, position = layout.extents[:], 0
     for piece in pieces(layout):
         if piece.extent < 0:
             start, position = position, position + piece.stop - piece.start
             yield (-1, start, position), position - start
             continue
-        size = ITEM_SIZES[layout.extents[piece.extent].dtype]
+        size = ITEM_SIZES[extents[piece.extent].dtype]
         for first, last in version.contents.stretches(number, piece.extent, 0, (piece.stop - piece.start) // size):
             yield (piece.extent, first, last), (last - first) * size

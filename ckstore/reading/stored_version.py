@@ -236,7 +236,7 @@ class StoredVersion:
         parts = []
         for number, chunk, start, stop in self.contents.cover(file, extent, first, last):
             length = self.contents.chunk_lengths[number]
-            whole = stop - start == min(length, self.layout.units[number].count - chunk * length)
+            whole = not start and (stop == length or chunk * length + stop == self.layout.units[number].count)
             parts.append(self.chunk(number, chunk, keep=keep or not whole)[start:stop].data.cast("B"))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
@@ -352,14 +352,14 @@ class StoredVersion:
 
     def crcs(self, file: int) -> list[int]:
         """Return the CRC-32 of each checked range of a file."""
-        counts = [len(layout.checked) for layout in self.layout.files]
-        before = sum(counts[:file])
-        return [int(crc) for crc in np.frombuffer(self.all_crcs, "<u4")[before : before + counts[file]]]
+        first, last = self.layout.bounds[2][file : file + 2]
+        found: list[int] = np.frombuffer(self.all_crcs, "<u4")[first:last].tolist()
+        return found
 
     @cached_property
     def all_crcs(self) -> bytes:
         """CRC-32 of all checked ranges, file by file, as they are stored."""
-        size = 4 * sum(len(layout.checked) for layout in self.layout.files)
+        size = 4 * self.layout.bounds[2][-1]
         return self._settled(lambda: self.repository.resolver.blob(self.document.crcs, self.row.pack, size))
 
     def source(self, file: int, *, gaps: bool = False) -> CompositeSource:
