@@ -197,7 +197,7 @@ class CoarseEncoder:
         if unit.role in ("weight", "vector"):
             # The next version will be stored against these; moments would only evict them.
             for chunk, integers in enumerate(coded):
-                self.reader.cache.put((identity, chunk), integers)
+                self.reader.cache.keep((identity, chunk), integers)
         common = common_fields(identity, unit, estimate.alone)
         if isinstance(lattice, RoundedLattice):
             return Encoded(Rounded.on(lattice, **common), [*payloads], comparison.result())

@@ -100,7 +100,7 @@ class ObjectEncoder:
         unit = estimate.unit
         common = common_fields(content, unit, estimate.alone)
         sample = Sample.of(unit, read)
-        self.reader.samples.put((content, sample.chunk), sample.bits)
+        self.reader.samples.keep((content, sample.chunk), sample.bits)
         parent = estimate.parent
         aside = None if parent is None or way.base is parent or way.source is not None else Way(parent, patched=True)
         try:
@@ -138,7 +138,7 @@ class ObjectEncoder:
             if self._keep:
                 for other in replaced:
                     self.reader.cache.drop((other, chunk))
-                self.reader.cache.put_part((content, chunk), bits)
+                self.reader.cache.keep_part((content, chunk), bits)
         return payloads, others
 
     def _base(self, parent: Parent, unit: Unit) -> Record | None:
@@ -203,7 +203,7 @@ class ObjectEncoder:
         found = self.reader.samples.get(key)
         if found is None or found.size != sample.bits.size:
             found = sample.cut(self.reader.ordinals(record, sample.chunk))
-            self.reader.samples.put(key, found)
+            self.reader.samples.keep(key, found)
         return found
 
     def _patch_bytes(

@@ -45,7 +45,7 @@ class ChunkCache(Lru[tuple[str, int], npt.NDArray[Any]]):
     """
 
     def __init__(self, limit: int) -> None:
-        super().__init__(limit, _weight, _parts)
+        super().__init__(limit, _parts)
 
     @property
     def nbytes(self) -> int:
@@ -57,16 +57,16 @@ class ChunkCache(Lru[tuple[str, int], npt.NDArray[Any]]):
         """Ids of the objects with cached chunks."""
         return {identity for identity, _ in self}
 
-    def put(self, key: tuple[str, int], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def keep(self, key: tuple[str, int], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Cache an array and make it read-only; return the cached one."""
         array.flags.writeable = False
         if array.nbytes > self.limit:
             return array
         if _held(array) >= 2 * array.nbytes:
             array = _copy(array)
-        return super().put(key, array)
+        return self.put(key, array, _weight(array))
 
-    def put_part(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
+    def keep_part(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
         """Cache a chunk of an object whose chunks are all cached, in the memory that they share; make it read-only.
 
         A chunk in memory that the caller may write to is copied.
@@ -75,7 +75,7 @@ class ChunkCache(Lru[tuple[str, int], npt.NDArray[Any]]):
         if not isinstance(owner, Block) or owner.nbytes > self.limit:
             array = _copy(array)
         array.flags.writeable = False
-        super().put(key, array)
+        self.put(key, array, _weight(array))
 
 
 def _copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -230,7 +230,7 @@ class ObjectReader:
     def _decoded(self, key: tuple[str, int], array: npt.NDArray[Any], *, keep: bool) -> npt.NDArray[Any]:
         """Make a decoded chunk read-only, and cache it if `keep`."""
         if keep:
-            self.cache.put(key, array)
+            self.cache.keep(key, array)
         else:
             array.flags.writeable = False
         return array
@@ -275,7 +275,7 @@ class ObjectReader:
                 numbers = level.lattice.apply(indices, self.stored_integers(level, chunk, classes))
             below = level
         assert numbers is not None
-        self.cache.put((record.id, chunk), numbers)
+        self.cache.keep((record.id, chunk), numbers)
         return numbers
 
     def _stored_numbers(self, record: Codebook, chunk: int) -> Numbers:
@@ -288,7 +288,7 @@ class ObjectReader:
             indices = self._stored_numbers(level, chunk)
             bits = level.lattice.values(indices) if bits is None else level.lattice.add(bits, indices)
         assert bits is not None
-        self.cache.put((record.id, chunk), bits)
+        self.cache.keep((record.id, chunk), bits)
         return bits
 
     def ordinals(self, record: Record, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:

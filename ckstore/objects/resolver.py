@@ -87,7 +87,7 @@ class CatalogResolver:
         self._manifests: Lru[str, Manifest] = Lru(_MANIFESTS)
         self._numbers: Lru[str, int] = Lru(_NUMBERS)
         self._layouts: Lru[bytes, LayoutDocument] = Lru(_LAYOUTS)
-        self._blobs: Lru[BlobRef, bytes] = Lru(_BLOBS, len)
+        self._blobs: Lru[BlobRef, bytes] = Lru(_BLOBS)
         in_child(self._begin_child)
 
     @property
@@ -244,7 +244,8 @@ class CatalogResolver:
         except KeyError as error:
             raise IntegrityError(f"Pack {place.pack} has no {place.name}; run `ckstore recover`.") from error
         against = None if place.against is None else self.blob(place.against, pack)
-        return self._blobs.put(place, expand_against(packed, against, length))
+        expanded = expand_against(packed, against, length)
+        return self._blobs.put(place, expanded, len(expanded))
 
     def layout(self, ref: BlobRef, pack: str) -> LayoutDocument:
         """Return the layout in a blob. It is shared: callers must not change it."""

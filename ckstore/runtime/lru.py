@@ -15,8 +15,7 @@ Value = TypeVar("Value")
 class Lru(Generic[Key, Value]):
     """Values by key, the least recently used ones dropped beyond a limit of the sum of their weights; safe for threads.
 
-    The weight of a value, by default 1, is the one that it has when it is cached. A dropped value takes along those
-    whose keys `joined` names.
+    A dropped value takes along those whose keys `joined` names.
 
     Examples
     --------
@@ -25,14 +24,8 @@ class Lru(Generic[Key, Value]):
     ([0, 1, 2], None, 2)
     """
 
-    def __init__(
-        self,
-        limit: int,
-        weight: Callable[[Value], int] | None = None,
-        joined: Callable[[Key, Value], Iterable[Key]] | None = None,
-    ) -> None:
+    def __init__(self, limit: int, joined: Callable[[Key, Value], Iterable[Key]] | None = None) -> None:
         self.limit = limit
-        self._weight_of = weight
         self._joined = joined
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self._sum = 0
@@ -59,9 +52,8 @@ class Lru(Generic[Key, Value]):
             self._values.move_to_end(key)
             return found[0]
 
-    def put(self, key: Key, value: Value) -> Value:
-        """Cache a value unless the key has one; return the cached value."""
-        weight = 1 if self._weight_of is None else self._weight_of(value)
+    def put(self, key: Key, value: Value, weight: int = 1) -> Value:
+        """Cache a value of a weight unless the key has one; return the cached value."""
         with self._lock:
             present = self._values.get(key)
             if present is not None:

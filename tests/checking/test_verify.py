@@ -23,7 +23,7 @@ def test_verify_reads_packs_and_not_the_cache(tmp_path: Path) -> None:
         version = store.ingest({"w": values, "n": np.arange(70_000)}, run="a", step=0).version
         store._repository.reader.cache.clear()
         for identity in store[version.number]._stored.document.objects:
-            store._repository.reader.cache.put((identity, 0), np.zeros(3, np.uint32))
+            store._repository.reader.cache.keep((identity, 0), np.zeros(3, np.uint32))
         assert store.verify().problems == []
 
 

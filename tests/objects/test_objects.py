@@ -96,7 +96,7 @@ def test_a_base_of_another_cut_or_kind_is_refused(store: ckstore.Store, kind: st
     base = store._repository.resolver.record(record.base or "")
     pretend(store, otherwise(base, changes))
     # Whatever is in the cache of the base's chunks must not be trusted either.
-    store._repository.reader.cache.put((base.id, 0), np.zeros(1 << 20, f"i{ITEM_SIZES[record.dtype]}"))
+    store._repository.reader.cache.keep((base.id, 0), np.zeros(1 << 20, f"i{ITEM_SIZES[record.dtype]}"))
     with pytest.raises(IntegrityError):
         store._repository.reader.bits(record.id, 0)
 
@@ -140,7 +140,7 @@ def test_the_cache_keeps_no_more_in_memory_than_it_counts() -> None:
         lambda: np.zeros(1 << 20, np.uint8)[5:1029].view(np.int32),
     ]
     for number, view in enumerate(views):
-        cache.put((str(number), 0), view())
+        cache.keep((str(number), 0), view())
         kept = cache.get((str(number), 0))
         assert kept is not None
         assert kept.base is None, "a copy"
@@ -152,7 +152,7 @@ def test_views_of_whole_arrays_are_not_copied() -> None:
     cache = ChunkCache(1 << 16)
     own, seen = np.zeros(100, np.int32), np.zeros(100, np.uint32).view(np.int32)
     for name, array in (("own", own), ("seen", seen), ("bytes", np.frombuffer(bytes(400), np.uint32))):
-        cache.put((name, 0), array)
+        cache.keep((name, 0), array)
         assert cache.get((name, 0)) is array
 
 
@@ -164,7 +164,7 @@ def test_chunks_that_share_memory_are_dropped_together() -> None:
         whole = empty(parts * chunk - 3, np.uint8)
         whole[:] = number
         for part in range(parts):
-            cache.put_part((str(number), part), whole[part * chunk : (part + 1) * chunk])
+            cache.keep_part((str(number), part), whole[part * chunk : (part + 1) * chunk])
         for read in range(number):
             cache.get((str(read), read % parts))
     found = [cache.get((str(number), part)) for number in range(40) for part in range(parts)]
@@ -172,7 +172,7 @@ def test_chunks_that_share_memory_are_dropped_together() -> None:
     assert len(arrays) >= 7 * parts
     assert len({id(array.base) for array in arrays}) <= 9
     large = empty(16 * parts * chunk, np.uint8)
-    cache.put_part(("large", 0), large[:chunk])
+    cache.keep_part(("large", 0), large[:chunk])
     kept = cache.get(("large", 0))
     assert kept is not None
     assert not np.shares_memory(kept, large)
@@ -210,12 +210,12 @@ def test_records_of_a_hostile_pack_that_begin_at_one_place_have_indexes_of_their
 def test_dropped_chunks_no_longer_count() -> None:
     cache = ChunkCache(1 << 16)
     for number in range(2000):
-        cache.put((str(number), 0), np.zeros(1 << 13, np.uint32))
+        cache.keep((str(number), 0), np.zeros(1 << 13, np.uint32))
         cache.drop((str(number), 0))
         cache.drop(("other", 0))
     arrays = [np.full(1 << 12, number, np.uint32) for number in range(4)]
     for number, array in enumerate(arrays):
-        cache.put((str(number), 0), array)
+        cache.keep((str(number), 0), array)
     assert all(cache.get((str(number), 0)) is array for number, array in enumerate(arrays))
 
 
