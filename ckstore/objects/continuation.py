@@ -482,7 +482,7 @@ def _rest(pieces: Sequence[Piece], taken: Iterable[_Place], keys: _Keys) -> Iter
             if first > position:
                 part = piece if first - position == piece.count else _part(piece, position, first - position)
                 if part is not piece and piece.count >= SMALL:
-                    for unit in parts_of_piece(part):
+                    for unit in parts_of_piece(part, f"{part.prefix}{part.name}"):
                         yield structs.replace(unit, key=keys.free(f"{piece.prefix}{piece.name}#0"))
                 else:
                     small.append(part)

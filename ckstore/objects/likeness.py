@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
+from math import prod
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -64,7 +65,7 @@ def places_of(layouts: Iterable[FileLayout]) -> Iterator[Place]:
     forms: dict[tuple[bool, int], list[tuple[int, Extent, int]]] = {}
     for file, layout in enumerate(layouts):
         for extent in layout.extents:
-            count = extent.count
+            count = prod(extent.shape)
             if count >= SMALL and extent.dtype in FLOATS:
                 forms.setdefault((role_of(extent.path) != "", -count), []).append((file, extent, count))
     of_states = min(forms, default=(False, 0))[0]  # Those of an optimiser only if there are no weights.

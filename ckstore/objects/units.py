@@ -206,10 +206,10 @@ def cut_pieces(
     for piece, text in zip(pieces, texts, strict=True):
         firsts = cuts.get((piece.members[0].file, piece.members[0].extent))
         if firsts is not None:
-            units.extend(_cut_parts(piece, firsts))
+            units.extend(_cut_parts(piece, f"{piece.prefix}{text}{piece.mark}", firsts))
             continue
         if piece.count >= SMALL:
-            units.extend(parts_of_piece(piece))
+            units.extend(parts_of_piece(piece, f"{piece.prefix}{text}{piece.mark}"))
             continue
         role = piece.role_in(state_of(piece.path, piece.tree) if are_states else None)
         tree = text[: text.find("/")] if len(piece.path) > 1 else ""
@@ -260,11 +260,9 @@ def _mark(shard: Tensor) -> str:
     return f"[{','.join(f'{start}:{start + size}' for start, size in zip(first, shard.shape, strict=True))}]"
 
 
-def parts_of_piece(piece: Piece) -> Iterable[Unit]:
-    """Yield the units of a piece that is in no bundle."""
-    dtype = part_dtype(piece.dtype)
-    scale = 2 if piece.dtype in PARTS else 1
-    name = f"{piece.prefix}{piece.name}"
+def parts_of_piece(piece: Piece, name: str) -> Iterable[Unit]:
+    """Yield the units of a piece, by its name, that is in no bundle."""
+    dtype, scale = PARTS.get(piece.dtype, piece.dtype), 2 if piece.dtype in PARTS else 1
     role = piece.role
     if piece.count <= PART:
         shape = (*piece.shape[:-1], piece.shape[-1] * scale)
@@ -279,9 +277,8 @@ def parts_of_piece(piece: Piece) -> Iterable[Unit]:
         yield Unit(f"{name}#{part}", signature, dtype, shape, role, piece.members_of(first, count))
 
 
-def _cut_parts(piece: Piece, firsts: Sequence[int]) -> Iterable[Unit]:
+def _cut_parts(piece: Piece, name: str, firsts: Sequence[int]) -> Iterable[Unit]:
     """Yield the parts of bytes that begin at given elements; a part may follow one of its length in another size."""
-    name = f"{piece.prefix}{piece.name}"
     for part, (first, stop) in enumerate(pairwise([*firsts, piece.count])):
         key, shape = f"{name}#{part}", (stop - first,)
         yield Unit(
