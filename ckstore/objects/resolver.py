@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import local
@@ -327,7 +327,7 @@ class CatalogResolver:
         with self._lock:
             held = {record.id for records in self._under_way.values() for record in records}
         if late := held & found.keys():
-            placed = self._placed(keys(late))
+            placed = self._placed(late)
             found = {identity: record for identity, record in found.items() if identity not in late} | placed
         raw = {identity for identity, record in found.items() if isinstance(record, Raw)}
         return found.keys() - raw, raw
@@ -358,7 +358,7 @@ class CatalogResolver:
         with self._lock:
             forgotten = self._forgotten
             found = {identity: self._records[identity] for identity in wanted if identity in self._records}
-        placed = self._placed(keys([identity for identity in wanted if identity not in found]))
+        placed = self._placed([identity for identity in wanted if identity not in found])
         with self._lock:
             if forgotten == self._forgotten:
                 # Records that an ingest added during the lookup are newer.
@@ -392,14 +392,14 @@ class CatalogResolver:
         """Return the record of an id, or None."""
         return self._records.get(identity) or self._lookup([identity]).get(identity)
 
-    def _placed(self, wanted: dict[str, int]) -> dict[str, Record]:
-        """Return the records of ids, given with their keys, in the catalog's slots; leave out other ids.
+    def _placed(self, identities: Collection[str]) -> dict[str, Record]:
+        """Return the records of ids in the catalog's slots; leave out other ids.
 
         Raise `CkstoreError` for an id that shares its key with another one in the store.
         """
-        if not wanted:
+        if not identities:
             return {}
-        find = self.catalog.find_objects
+        find, wanted = self.catalog.find_objects, keys(identities)
         try:
             records = self._at(find(wanted.values()))
         except MissingPackError:
@@ -414,15 +414,14 @@ class CatalogResolver:
                 checked_keys((record.id, identity))
         return found
 
-    def check_keys(self, identities: Iterable[str]) -> None:
+    def check_keys(self, identities: Collection[str]) -> None:
         """Raise `CkstoreError` if an id shares its key with another one in the store, which may be damaged."""
-        wanted = keys(identities)
         try:
-            self._placed(wanted)
+            self._placed(identities)
         except IntegrityError:
-            for one in wanted.items():
+            for one in identities:
                 with suppress(IntegrityError):
-                    self._placed(dict([one]))
+                    self._placed([one])
 
     def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:
         self.prefetch_manifests({pack for pack, _ in places.values()})
