@@ -276,8 +276,9 @@ def _ingest(
     if request.parent is not None and any(opaque_extents(layout) for layout in scanned.layouts):
         scanned.cuts_before = cuts_of(repository, request.parent)
     existing = None if written is not None and written.goes_back else existing_of(catalog, request)
+    is_hot = request.is_hot
     whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
-    if not (whole or request.is_hot or scanned.is_hashed):
+    if not (whole or is_hot or scanned.is_hashed):
         whole = has_casts([(file.source, file.layout) for file in scanned.files])  # Their ids are needed first.
     if whole and not scanned.is_hashed:
         hash_version(scanned, force=request.force, progress=progress)
@@ -288,13 +289,13 @@ def _ingest(
             request = in_place_of(repository, existing, scanned, request)
     given = request.metrics
     request = _with_metrics(scanned, request)
-    if request.parent is not None and not request.is_hot:
+    if request.parent is not None and not is_hot:
         request = replace(request, parent=encoded(repository, request.parent))
     number = committed = 0
     try:
         with ExitStack() as held:
             progress = in_turn(progress)
-            windows = held.enter_context(all_windows(scanned, progress)) if request.is_hot else ()
+            windows = held.enter_context(all_windows(scanned, progress)) if is_hot else None
             if written is None:
                 number, lease = held.enter_context(reserved(catalog))
             else:
@@ -385,11 +386,11 @@ class _Ingestion:
         self._reader: ObjectReader = repository.reader.in_passing() if passing else repository.reader
         repository.has_stored = True
 
-    def commit(self, request: Request, windows: Iterable[list[int]]) -> int:
-        """Write and commit the version as its policy asks for; return its number. `windows` are those of a hot one."""
+    def commit(self, request: Request, windows: Iterable[list[int]] | None) -> int:
+        """Write and commit the version as its policy asks for; return its number. A hot one has `windows`."""
         if request.search is not None:
             return self.store_best(request, request.search)
-        if request.is_hot:
+        if windows is not None:
             if committed := self.store_hot(request, windows):
                 return committed
             # Coarse, of values that the store has encoded: nothing is left for the background.
