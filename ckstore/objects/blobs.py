@@ -44,8 +44,7 @@ def compress_against(data: bytes, reference: bytes | None) -> bytes:
 
 def _smaller(best: bytes, other: bytes, data: bytes, reference: bytes = b"") -> bytes:
     """Return the smaller code of a byte string; not the other one if that is below the limit of expansion."""
-    fits = len(data) <= _most(_DIGEST + len(other), reference)
-    return min(best, other, key=len) if fits else best
+    return other if len(other) < len(best) and len(data) <= _most(_DIGEST + len(other), reference) else best
 
 
 def _most(size: int, reference: bytes) -> int:

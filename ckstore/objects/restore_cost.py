@@ -34,4 +34,4 @@ def restore_work(reader: ObjectReader, objects: Iterable[str], layouts: Sequence
 def relative_cost(reader: ObjectReader, objects: Iterable[str], layouts: Sequence[FileLayout]) -> tuple[float, int]:
     """Return the cost of restoring files, as a multiple of a full restore, and the deltas of the longest chain."""
     work, full = restore_work(reader, objects, layouts)
-    return round(cost(work) / cost(full), 4) if cost(full) else 1.0, work.levels - 1
+    return round(cost(work) / alone, 4) if (alone := cost(full)) else 1.0, work.levels - 1
