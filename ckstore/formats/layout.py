@@ -379,7 +379,7 @@ class Lists:
     def cut(self, first: int = 0, last: int | None = None) -> list[tuple[int, ...]]:
         """Return the lists from `first` to before `last` as tuples."""
         counts = self.counts[first:last]
-        begin = int(self.counts[:first].sum())
+        begin = int(self.counts[:first].sum()) if first else 0
         flat = iter(self.items[begin : begin + int(counts.sum())].tolist())
         if counts.size and (counts == counts[0]).all() and counts[0]:
             return list(zip(*[flat] * int(counts[0]), strict=True))
@@ -432,23 +432,25 @@ def fault_of(
 
     (sizes, counts), (starts, forms, widths), (shapes, strides, _, offsets, own) = files, extents, tensors
     file = np.arange(sizes.size).repeat(counts[0])
-    limits, lowest = sizes[file], min(starts.min(initial=0), forms.items.min(initial=0))
-    if lowest < 0 or (np.maximum(forms.products, starts) > limits).any():
+    limits, least, some = sizes[file], np.minimum.reduce, np.logical_or.reduce
+    lowest = min(least(starts, initial=0), least(forms.items, initial=0))
+    if lowest < 0 or some(np.maximum(forms.products, starts) > limits):
         return "extents"
     ends = starts + forms.products * widths
-    if (ends > limits).any() or ((starts[1:] < ends[:-1]) & (file[1:] == file[:-1])).any():
+    if some(ends > limits) or some((starts[1:] < ends[:-1]) & (file[1:] == file[:-1])):
         return "extents"
-    lowest = min(column.min(initial=0) for column in (shapes.items, strides.items, offsets))
-    if lowest < 0 or offsets.max(initial=0) > _BEYOND or (shapes.counts != strides.counts).any():
+    lowest = min([least(column, initial=0) for column in (shapes.items, strides.items, offsets)])
+    if lowest < 0 or some(offsets > _BEYOND) or some(shapes.counts != strides.counts):
         return "tensors"
     # The distance of the last element from the first, as a float: exact where it may be in an extent.
     owners = np.arange(own.size).repeat(shapes.counts)
-    reach = np.clip(np.bincount(owners, (shapes.items - 1.0) * strides.items, own.size), 0, _BEYOND).astype(np.int64)
+    reach = np.bincount(owners, (shapes.items - 1.0) * strides.items, own.size)
+    reach = np.minimum(np.maximum(reach, 0), _BEYOND).astype(np.int64)
     held = shapes.products.nonzero()[0]
     places = places_of(tensors[2], counts)[held]
-    if places.min(initial=0) < 0 or ((offsets + reach)[held] >= forms.products[places]).any():
+    if least(places, initial=0) < 0 or some((offsets + reach)[held] >= forms.products[places]):
         return "tensors"
-    return "tensors" if (own[held] != widths[places]).any() else _fault_of_checked(sizes, counts[2], checked)
+    return "tensors" if some(own[held] != widths[places]) else _fault_of_checked(sizes, counts[2], checked)
 
 
 def _fault_of_checked(sizes: Integers, counts: Integers, checked: tuple[Integers, Integers]) -> str:

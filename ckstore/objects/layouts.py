@@ -44,7 +44,7 @@ _TYPES = ("u1", "<u2", "<u4", "<u8")
 #: The largest number of each type but the last.
 _BOUNDS = [(1 << bits) - 1 for bits in (8, 16, 32)]
 #: Called for some thirty short columns of each version: the methods of arrays take twice as long.
-_least, _largest, _sum = np.minimum.reduce, np.maximum.reduce, np.add.reduce
+_least, _largest, _sum, _any = np.minimum.reduce, np.maximum.reduce, np.add.reduce, np.logical_or.reduce
 #: Set in the code of a column of differences, which are small and alike in a regular model.
 _DIFFERENCES = 4
 
@@ -179,11 +179,11 @@ class LayoutDocument:
         self.scales = np.array([1 + (name in PARTS) for name in self.names], np.int64)[self.extent_dtypes]
         self.extent_shapes = _lists(read, extents)
         named = read.integers(extents)
-        if (named > self.counts[1].repeat(self.counts[0])).any():
+        if _any(named > self.counts[1].repeat(self.counts[0])):
             raise ValueError("an extent is named after no tensor")
         before = (self.counts[1].cumsum() - self.counts[1]).repeat(self.counts[0])
         self.named = np.where(named, named + before - 1, -(named == 0).cumsum())
-        self.own = read.texts(int((named == 0).sum()))
+        self.own = read.texts(int(_sum(named == 0)))
         self.texts = read.texts(tensors)
         check_texts(self.own)
         check_texts(self.texts)
@@ -221,7 +221,7 @@ class LayoutDocument:
         self.roles = read.texts(len(self.keys))
         self.members = read.integers(len(self.keys))
         self.stretches = [read.integers(_total(self.members)) for _ in range(4)]
-        if (self.unit_shapes.items < 1).any() or (self.stretches[3] < 1).any():
+        if _any(self.unit_shapes.items < 1) or _any(self.stretches[3] < 1):
             raise ValueError("a unit is empty")
 
     @classmethod
@@ -321,7 +321,7 @@ class LayoutDocument:
         place, unit, first, count, order = self._placed
         before = count.cumsum() - count
         positions = before - np.append(before, 0)[self.members.cumsum() - self.members][unit]
-        starts = np.searchsorted(place[order], np.arange(self.starts.size + 1))
+        starts = place[order].searchsorted(np.arange(self.starts.size + 1))
         columns = starts, first[order], unit[order], positions[order], self.scales
         return tuple(column.tolist() for column in columns)
 
@@ -332,14 +332,14 @@ class LayoutDocument:
         sizes = self.extent_shapes.products
         file, extent, first, count = self.stretches
         if not count.size:
-            return not gaps and bool(sizes.any())
-        if file.max() >= self.sizes.size or (extent >= self.counts[0][file]).any():
+            return not gaps and bool(_any(sizes))
+        if _largest(file) >= self.sizes.size or _any(extent >= self.counts[0][file]):
             return True
         place, unit, _, scaled, order = self._placed
         within, begins = place[order], first[order]
         ends = begins + count[order]
         follows = within[1:] == within[:-1]
-        if (ends > sizes[within]).any() or (begins[1:] < ends[:-1])[follows].any():
+        if _any(ends > sizes[within]) or _any((begins[1:] < ends[:-1])[follows]):
             return True
         if not gaps and _sum(count) != _sum(sizes):
             return True
@@ -347,7 +347,7 @@ class LayoutDocument:
         totals = np.zeros(self.members.size, np.int64)
         np.add.at(totals, unit, scaled)
         is_other = coded[self.extent_dtypes[place]] != own[self.unit_dtypes[unit]]
-        return bool(is_other.any() or (totals != self.unit_shapes.products).any())
+        return bool(_any(is_other) or _any(totals != self.unit_shapes.products))
 
 
 def encode_layout(files: Sequence[FileLayout], units: Sequence[Unit]) -> bytes:
@@ -472,7 +472,7 @@ def _lists(read: ColumnReader, count: int, limit: int = LIMIT) -> Lists:
 
 def _boxes(read: ColumnReader, ranks: Integers) -> dict[int, Box]:
     numbers = read.integers(limit=max(ranks.size, 1))
-    if ranks.size < numbers.size or (np.diff(numbers) <= 0).any():
+    if ranks.size < numbers.size or _any(numbers[1:] <= numbers[:-1]):
         raise ValueError("shards are not in order")
     lengths = ranks[numbers]
     count = int(_sum(lengths))
