@@ -10,8 +10,6 @@ _ONE_BYTE = [bytes([number]) for number in range(128)]
 
 def varint(number: int) -> bytes:
     """Write a number from 0 to 2^63 − 1."""
-    if number < 128:
-        return _ONE_BYTE[number]
     result = bytearray()
     while number >= 128:
         result.append(number & 127 | 128)
@@ -22,7 +20,7 @@ def varint(number: int) -> bytes:
 
 def varints(*parts: int | bytes) -> bytes:
     """Write numbers, and bytes between them."""
-    return b"".join([varint(part) if isinstance(part, int) else part for part in parts])
+    return b"".join([(_ONE_BYTE[one] if one < 128 else varint(one)) if isinstance(one, int) else one for one in parts])
 
 
 def read_varints(data: bytes, at: int, count: int = 1) -> tuple[list[int], int]:
