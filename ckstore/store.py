@@ -1323,7 +1323,7 @@ class Store(Mapping[str | int, "Version"]):
         tag
             Tag for the last version.
         delete_source
-            Delete each input once its version is decoded and compared with it.
+            Delete each input once its version is decoded and compared with it, and the run's policy keeps it whole.
         executor
             Its workers store the versions, a task for each run.
         progress

@@ -286,3 +286,33 @@ def test_stores_and_versions_are_mappings(store: ckstore.Store) -> None:
     assert store.run("r").metrics == {"loss": [2.0]}
     with pytest.raises(TypeError, match=r"slice it first"):
         _ = version["w"] + 1
+
+
+@pytest.mark.parametrize("stores", ["ingest_many", "watch"])
+@pytest.mark.parametrize(
+    ("retention", "left"),
+    [
+        (ckstore.Retention(keep_last=1), [1, 2]),
+        (ckstore.Retention(exact_last=2), [1]),
+        (ckstore.Retention(drop=("*",), whole_last=1), [1, 2]),
+        (ckstore.Retention(keep_last=3), []),
+    ],
+)
+def test_sources_stay_whose_versions_the_policy_does_not_keep_whole(
+    store: ckstore.Store,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    stores: str,
+    retention: ckstore.Retention,
+    left: list[int],
+) -> None:
+    store.set_policy(ckstore.Policy(retention=retention))
+    folder = tmp_path / "in"
+    paths = [save(folder / f"step{step}.pt", step, large=torch.randn(300, 300)) for step in (1, 2, 3)]
+    if stores == "watch":
+        done = [*store.watch(folder, delete_source=True, once=True, settle=0)]
+    else:
+        done = store.ingest_many(paths, delete_source=True)
+    assert [item.error for item in done] == [None] * 3
+    assert sorted(path.name for path in folder.iterdir()) == [f"step{step}.pt" for step in left]
+    assert ["policy of run main" in message for message in caplog.messages if "stays:" in message] == [True] * len(left)

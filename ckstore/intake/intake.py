@@ -67,10 +67,8 @@ class Removable:
     def remove(self) -> None:
         """Remove files, links and then empty directories; later additions stay.
 
-        Raise `InputError` if the path is a link, or a file has changed; this file and later ones stay.
+        Raise `InputError` if a file has changed; this file and later ones stay.
         """
-        if self.path.is_symlink():
-            raise InputError(f"{self.path} is stored, but it is a link; remove its target yourself.")
         for file, stamp in self._files.items():
             if _stamp(file) != stamp:
                 raise InputError(f"{file} changed while it was stored; it was not removed.")
@@ -127,6 +125,8 @@ class Ingested:
     seconds: float = 0.0
     error: CkstoreError | None = None
     note: str = ""
+    #: The source, to be deleted once the policies are applied.
+    _source: Removable | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +253,7 @@ class Intake:
             if self._encoder is not None:
                 self._encoder.forget_changed(run)  # Those of earlier ingests are not this batch's.
         stored: list[VersionRow] = []
+        held: list[Ingested] = []
         tags = {os.path.abspath(item.path): item.tags for item in inputs if item.tags}
         each = self.store_all(inputs, batch, progress) if executor is None else _spread(
             executor, repository.address, inputs, batch, progress
@@ -260,6 +261,7 @@ class Intake:
         for item in each:
             if item.version is not None:
                 stored.append(item.version)
+                held += [item] if item._source else []
                 for found in tags.get(os.path.abspath(item.path), ()):
                     self._tag(item.version, found)
             yield item
@@ -268,6 +270,21 @@ class Intake:
         if name is not None and stored:
             tag(repository, stored[-1], name)
         self.retain(row.run for row in stored)
+        self.remove_whole(held)
+
+    def remove_whole(self, held: list[Ingested]) -> None:
+        """Remove sources whose versions the policies have not forgotten, thinned or pruned; empty the list."""
+        while held and (row := held[0].version) and (source := held.pop(0)._source):
+            found = self.repository.catalog.with_uid(row.uid)
+            try:
+                if not any(now.fidelity == "exact" and not now.dropped for now in found):
+                    raise InputError(
+                        f"{source.path} stays: the policy of run {row.run} does not keep version {row.number} whole;"
+                        " remove the source yourself."
+                    )
+                source.remove()
+            except (CkstoreError, OSError) as error:
+                _log.warning("%s", error)
 
     def _tag(self, row: VersionRow, name: str) -> None:
         """Point the tag of a plan at a version, unless it does so already."""
@@ -326,7 +343,8 @@ class Intake:
     ) -> Ingested:
         """Store one input; return an error of the input, raise an error of the store.
 
-        `opened` is called once the input is open: a later change of its files is an error.
+        Under a policy for older versions, the source is left for `remove_whole`. `opened` is called once the input is
+        open: a later change of its files is an error.
         """
         try:
             _check_name(path)
@@ -348,8 +366,12 @@ class Intake:
                     raise InputError(
                         f"{path} is stored, and was not removed: it is a part of the checkpoint {path.parent}."
                     )
-                removable.remove()
-            return Ingested(path, row, report.is_new, seconds, note=report.note)
+                if path.is_symlink():
+                    raise InputError(f"{path} is stored, but it is a link; remove its target yourself.")
+                if not any(policy_of(self.repository.catalog, run).retention for run in ("", row.run)):
+                    removable.remove()
+                    removable = None
+            return Ingested(path, row, report.is_new, seconds, note=report.note, _source=removable)
         except (InputError, ConflictError) as error:
             return Ingested(path, error=type(error)(with_path(path, str(error))))
         except CkstoreError:

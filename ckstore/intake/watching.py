@@ -96,6 +96,7 @@ class _Watcher:
         self._step_from = step_from
         self._poll = poll
         self._said = ""
+        self._held: list[Ingested] = []
         self.waits = False
         #: Paths and steps of the inputs of the run's versions by kind, up to the last one's number.
         self._sources: dict[tuple[Path, str], dict[str, int | None]] = {}
@@ -131,7 +132,11 @@ class _Watcher:
                     return
                 self._said = ""
                 how = found[item.path].change if outcome.error is not None else ""
+                self._held += [outcome] if outcome._source else []
                 yield _lost(item.path, how) if how else outcome
+        if self._held:
+            self._intake.retain([self.run])
+            self._intake.remove_whole(self._held)
 
     def _store_one(self, item: Planned, found: Complete) -> Ingested:
         def opened() -> None:
