@@ -322,6 +322,8 @@ def write_file(
     chosen = {file.path for file in files}
     if version.document.is_directory:
         chosen = chosen_entries(version, include, exclude)
+    elif include or exclude:
+        raise UsageError("`include` and `exclude` choose tensors, which need a file to write to; name one.")
     numbers = [number for number, file in enumerate(files) if file.path in chosen]
     if len(numbers) != 1:
         raise UsageError(

@@ -223,6 +223,8 @@ def test_the_ending_selects_the_format_and_stderr_names_omitted_tensors(ckstore,
         (["-o", "w.pt", "--format", "original", "--include", "model/*"], 2, "choose tensors of a file"),
         (["-o", "w.pt", "--include", "nothing"], 13, "No tensor of version 3 is chosen"),
         (["-o", "-", "--strip"], 2, "name one with -o"),
+        (["-o", "-", "--include", "model/*"], 2, "--include and --exclude choose tensors, which need a file"),
+        (["-o", "-", "--exclude", "nothing"], 2, "--include and --exclude choose tensors, which need a file"),
     ],
 )
 def test_refusals_to_strip_are_one_sentence(ckstore, filled: Path, arguments: list[str], code: int, words) -> None:
