@@ -56,6 +56,7 @@ def command(
         print_table(["metric", *(version.name for version in found)], rows, range(1, len(found) + 1))
     elif kept[0]:
         print_facts(kept[0].items())
-    else:
-        state = "has no metrics" if sign is None else "is signed"
-        print_line(f"Version {found[0].number} {state}.", err=True)
+    elif sign is None:
+        print_line(f"Version {found[0].number} has no metrics.", err=True)
+    if sign is not None:
+        print_line(f"Version {found[0].number} is signed.", err=True)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
 _OWN, _USUAL = "blake3", "sha256"
+#: Errors for texts that are no keys, and for keys of other kinds, which lack a curve.
+_NO_KEY = (AttributeError, TypeError, ValueError)
 
 
 class _Digests:
@@ -68,8 +70,8 @@ def sign(version: StoredVersion, key: Path) -> dict[str, Any]:
             else:
                 config.use_elliptic_key_signer(private_key=key)
             config.sign(place, target)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"{key} is no private key to sign with ({error}); make one of P-256 as PEM.") from error
+        except _NO_KEY as error:
+            raise UsageError(f"{key} is no private key to sign with{_why(error)}; make one of P-256 as PEM.") from error
         found: dict[str, Any] = json.loads(target.read_text())
     return found
 
@@ -86,8 +88,10 @@ def require_signed(version: StoredVersion, key: Path) -> None:
             config.use_certificate_verifier(certificate_chain=[key])
         else:
             config.use_elliptic_key_verifier(public_key=key)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{key} is neither a public key nor a certificate ({error}); give one as PEM.") from error
+    except _NO_KEY as error:
+        raise UsageError(
+            f"{key} is neither a public key nor a certificate to check with{_why(error)}; give one of P-256 as PEM."
+        ) from error
     _require_plain(version, IntegrityError)
     signature = version.row.metrics.get(SIGNATURE)
     if not isinstance(signature, dict):
@@ -100,8 +104,13 @@ def require_signed(version: StoredVersion, key: Path) -> None:
         except CkstoreError:
             raise
         except Exception as error:  # The signature may come from anyone, and parsing it fails in many ways.
-            why = f": {error}" if str(error) else ""
-            raise IntegrityError(f"Version {version.row.number} is not signed by {key}{why}.") from error
+            raise IntegrityError(f"Version {version.row.number} is not signed by {key}{_why(error)}.") from error
+
+
+def _why(error: Exception) -> str:
+    """Return the reason that an error gives, in parentheses; none for one that only programmers understand."""
+    text = str(error).rstrip(". ")
+    return f" ({text})" if text and not isinstance(error, AttributeError) else ""
 
 
 def unsigned(versions: Sequence[StoredVersion], key: Path) -> list[str]:

@@ -28,16 +28,16 @@ verifying = pytest.importorskip("model_signing.verifying")
 
 from cryptography import x509  # noqa: E402
 from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
-from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa  # noqa: E402
 
 pytestmark = pytest.mark.encoded
 
 PEM = serialization.Encoding.PEM
 
 
-def private(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Write a private key and, next to it, the public one."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def private(path: Path, key: Any = None) -> Any:
+    """Write a private key, by default of P-256, and, next to it, the public one."""
+    key = key or ec.generate_private_key(ec.SECP256R1())
     plain = serialization.NoEncryption()
     path.write_bytes(key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, plain))
     public = key.public_key().public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -250,11 +250,16 @@ def test_certificates_of_an_authority(store: ckstore.Store) -> None:
         store["policy"].require_signed("stranger.crt")
 
 
-@pytest.mark.parametrize("key", ["missing.pem", "own.pub", "config"])
+@pytest.mark.parametrize("key", ["missing.pem", "own.pub", "config", "rsa.pem", "ed25519.pem"])
 def test_keys_that_cannot_sign_are_refused(store: ckstore.Store, key: str) -> None:
     Path("config").write_text("{}")
-    with pytest.raises(ckstore.UsageError):
+    private(Path("rsa.pem"), rsa.generate_private_key(65537, 2048))
+    private(Path("ed25519.pem"), ed25519.Ed25519PrivateKey.generate())
+    with pytest.raises(ckstore.UsageError, match=key):
         store.sign("policy", key)
+    if key.startswith(("rsa", "ed")):
+        with pytest.raises(ckstore.UsageError, match="neither a public key nor a certificate to check with; give one"):
+            store["policy"].require_signed(Path(key).with_suffix(".pub"))
 
 
 def test_the_command_line_signs_and_refuses(store: ckstore.Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,6 +268,9 @@ def test_the_command_line_signs_and_refuses(store: ckstore.Store, capsys: pytest
 
     assert run("metric", "policy", "--sign", "own.pem") == 0
     assert capsys.readouterr().err.endswith("\nVersion 2 is signed.\n")
+    store.set_metrics("policy", {"kl": 1})
+    assert run("metric", "policy", "--sign", "own.pem") == 0
+    assert capsys.readouterr().err.endswith("Version 2 is signed.\n")
     assert run("metric", "policy", "loss=1", "--sign", "missing.pem") == 2
     assert "loss" not in store["policy"].metrics
     for key, code in (("own.pub", 0), ("other.pub", 4)):
