@@ -569,7 +569,7 @@ class Version(Mapping[str, "LazyTensor"]):
             `safetensors`, `pt`, `npz`: the tensors. By default the format of the target's suffix, and `original` where
             the suffix says nothing else than the version's own.
         include, exclude
-            Globs over the paths of tensors; of a directory without `format`, over its files.
+            Globs over the paths of tensors; of a directory in its original form, over its files.
         strip
             Write one subtree of tensors under their names in it, as ``load_state_dict`` takes them.
         force

@@ -83,8 +83,8 @@ def command(
     Files are restored byte for byte, with their modes and modification times, and compared with the BLAKE3 of the
     originals before they become visible at TARGET.
 
-    --include and --exclude, globs as in `ckstore ls`, select tensors of a file; of a directory files, or tensors with
-    --format. stderr lists skipped tensors or files.
+    --include and --exclude, globs as in `ckstore ls`, select tensors of a file; of a directory files, or tensors in
+    another format. stderr lists skipped tensors or files.
 
     With --strip and --include 'model/*', `model/wte.weight` is written as `wte.weight`, and a .pt holds the subtree
     itself, for `load_state_dict`. Shards in a directory become one file.

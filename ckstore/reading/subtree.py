@@ -49,9 +49,9 @@ def format_for(
 ) -> Literal["original"] | Format:
     """Return the format of a checkout: the given one, or that of the target's suffix.
 
-    `globs` and `strip` tell whether globs, or names within a subtree, are given; globs choose files of a directory, and
-    tensors of a file. Raise `UsageError` if tensors are chosen, and neither `format` nor `target` gives a format, or if
-    the suffix is that of another format which is not written.
+    `globs` and `strip` tell whether globs, or names within a subtree, are given; globs choose files of a directory in
+    its original form, otherwise tensors. Raise `UsageError` if tensors are chosen, and neither `format` nor `target`
+    gives a format, or if the suffix is that of another format which is not written.
     """
     choose = "give `format` safetensors, pt or npz, or let the target's name end with one of these"
     if strip and format == "original":
@@ -59,7 +59,7 @@ def format_for(
     if format is not None and format != "original":
         return format
     if not strip and (version.document.is_directory or not globs):
-        return "original" if globs or format is not None or target is None else _format_of(version, target)
+        return "original" if format is not None or target is None else _format_of(version, target)
     if format is None and target is not None and target.suffix in _ENDINGS:
         return _ENDINGS[target.suffix]
     given = "`strip` changes the names of tensors" if strip else "`include` and `exclude` choose tensors of a file"

@@ -302,6 +302,11 @@ def test_tensors_of_a_directory(ckstore, folder: Path) -> None:
     from safetensors.torch import load_file
 
     assert load_file(folder.parent / "w.safetensors").keys() == checkpoint(10)["model"].keys()
+    ckstore("checkout", "hf@5", "-o", "model.safetensors", "--include", "sub/model.pt/*")
+    ckstore("checkout", "hf@5", "-o", "all.safetensors", "--exclude", "*.json")
+    found = {name: set(load_file(folder.parent / f"{name}.safetensors")) for name in ("model", "all")}
+    assert found["model"] == {name for name in found["all"] if name.startswith("sub/model.pt/")}
+    assert len(found["all"]) == 10
 
 
 @pytest.mark.parametrize(
