@@ -28,7 +28,8 @@ _CONDITION = re.compile(
 #: Values that need quotes.
 _NO_VALUE = re.compile(r"[<>=!'\"]|.*\s(?:and|or)(?:\s|$)", re.IGNORECASE | re.DOTALL)
 #: Texts of numbers: in conditions, and in the catalog.
-_TRUTHS, _NO_FLOATS = {"true": 1.0, "false": 0.0}, ("NaN", "Infinity", "-Infinity")
+_TRUTHS = {"true": 1.0, "false": 0.0}
+NO_FLOATS = ("NaN", "Infinity", "-Infinity")
 #: Keys whose mappings hold further columns.
 _GROUPS = ("metrics", "config", "made")
 _MISSING = object()
@@ -290,7 +291,7 @@ def _parsed(conditions: str) -> Iterator[tuple[str, str, str, float | None]]:
 
 def _number_of(value: Any) -> float | None:
     """Return the number that a value is; None for text."""
-    return value if isinstance(value, int | float) else float(value) if value in _NO_FLOATS else None
+    return value if isinstance(value, int | float) else float(value) if value in NO_FLOATS else None
 
 
 def _meets(value: Any, sign: str, wanted: str, number: float | None) -> bool:

@@ -9,7 +9,6 @@ import click
 
 from ckstore.cli.graph import drawn
 from ckstore.cli.output import (
-    NAN,
     cell_text,
     fitting,
     json_option,
@@ -24,6 +23,7 @@ from ckstore.cli.output import (
 )
 from ckstore.cli.verb import RunName, format_option, open_store, option, verb
 from ckstore.errors import UsageError
+from ckstore.table import NO_FLOATS
 
 if TYPE_CHECKING:
     from ckstore.storage.catalog import Catalog
@@ -180,12 +180,12 @@ def _check_forms(form: str | None, sort: str | None, *, graph: bool, as_json: bo
 
 
 def _default_columns(records: Table, *, graph: bool, every: bool) -> list[str]:
-    """Return the columns that show without `--columns`, with the first metrics or all."""
+    """Return the columns that show without `--columns`, with the first metrics that are numbers, or all metrics."""
     metrics = dict.fromkeys(
         name
         for record in records
         for name, value in record["metrics"].items()
-        if isinstance(value, int | float) or value == NAN
+        if every or isinstance(value, int | float) or value in NO_FLOATS
     )
     names = [
         *(_BESIDE_GRAPH if graph else _COLUMNS),

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+import ckstore as library
 from tests.checkpoints import pack_bytes
 
 KEYS = {
@@ -155,6 +156,22 @@ def test_comma_separated_values(ckstore, filled: Path) -> None:
     assert lines[:2] == ["step,loss,tags,size", f"0,1.5,,{size}"]
     assert lines[3].startswith("20,,best,")
     assert ckstore("log", "--format", "csv").out.startswith("version,run,step,parent,kind,")
+
+
+def test_all_columns_have_all_metrics(ckstore, filled: Path) -> None:
+    with library.open(filled / ".ckstore") as store:
+        store.set_metrics("gpt@0", {"loss": float("inf"), "note": "spiked", "tasks": ["a", "b"], "acc": 0.5})
+    heading, *rows = ckstore("log", "--columns", "all", "--format", "csv").out.splitlines()
+    assert heading.endswith(",loss,note,tasks,acc")
+    assert rows[0].endswith(",Infinity,spiked,a b,0.5")
+    assert ckstore("log").out.split("\n")[0].endswith("CREATED (UTC)            LOSS  ACC")
+    assert ckstore("log", "--columns", "all").out.split("\n")[1].split()[-5:] == [
+        "Infinity",
+        "spiked",
+        "a,",
+        "b",
+        "0.5",
+    ]
 
 
 def test_metrics_of_several_versions_are_next_to_each_other(ckstore, filled: Path) -> None:
