@@ -2,8 +2,8 @@
 
 A number has digits, perhaps in groups of three (`1_000`, `1,000`), and perhaps an exponent (`1e5`) or a suffix (`10k`,
 `1M`). A step is a whole number of at most 64 bits: `3.0` and `2.5k` are steps, `2.5` is none. Dates, versions (`-v1`),
-ids and the numbers of shards in names are no steps. Nor are the sizes and numbers in the names of models (`conv2d`,
-`float16`, `resnet50`, `gpt-2`), unless they tell the names of a series apart.
+ids, metrics (`ppl=12`) and the numbers of shards in names are no steps. Nor are the sizes and numbers in the names of
+models (`conv2d`, `float16`, `resnet50`, `gpt-2`, `gpt2-124M`), unless they tell the names of a series apart.
 """
 
 from __future__ import annotations
@@ -66,6 +66,12 @@ _NO_STEPS = (
     r"|(?<![0-9A-Za-z])(?=[0-9]*[a-f])(?=[a-f]*[0-9])(?![0-9]+e[0-9]+(?![0-9a-f]))[0-9a-f]{7,64}(?![0-9A-Za-z])"
     r"|-[0-9]+-of-[0-9]+$"
 )
+#: Names of metrics, at the end of longer ones, and their values in names.
+METRIC = (
+    r"(?i:loss|acc|accuracy|perplexity|ppl|f1|bleu|rouge\w{0,3}|au?roc|auc|m?ap|m?iou|fid|psnr|ssim|wer|cer|r?mse"
+    r"|mae|nll|error|err|score|reward|metric)(?:[@_-]?(?i:top)?[_-]?[0-9]+)?"
+)
+_VALUES = rf"(?<![A-Za-z0-9]){METRIC}=-?[0-9]*[.,]?[0-9]+(?:[eE][-+]?[0-9]+)?(?![A-Za-z0-9])"
 _FILLER = "~"
 
 
@@ -215,8 +221,8 @@ def step_of_name(name: str) -> NamedStep:
     """Return the step in the name of a file or directory.
 
     It is the number after `step`, else after `iter`, `checkpoint` or `epoch`, else before one of these words, else the
-    last whole number of the name without its endings. A number right after a letter, and one digit after a letter and
-    a hyphen, belong to the name of a model.
+    last whole number of the name without its endings. A number right after a letter, one digit after a letter and a
+    hyphen, and millions after a word and a hyphen belong to the name of a model.
 
     Examples
     --------
@@ -342,7 +348,9 @@ def _after_word(plain: str, after: Sequence[str]) -> NamedStep:
 
 
 def _is_of_a_model(before: str, number: str) -> bool:
-    """Return whether a number belongs to the letters before it, as in `resnet50` and `gpt-2`."""
+    """Return whether a number belongs to the word before it, as in `resnet50`, `gpt-2` and `gpt2-124M`."""
+    if before[-1:] == "-" and number.endswith("M"):
+        return re.search(r"[^\W\d_][^\W_]*-$", before) is not None
     return before[-1:].isalpha() or (len(number) == 1 and before[-1:] == "-" and before[-2:-1].isalpha())
 
 
@@ -354,7 +362,7 @@ def _goes_on(plain: str, match: re.Match[str]) -> bool:
 
 def _blank(name: str) -> str:
     """Return a name without its endings, and with a filler for the numbers that are no steps."""
-    return re.sub(_NO_STEPS, _FILLER, _stem(PurePosixPath(name.rstrip("/")).name))
+    return re.sub(f"{_NO_STEPS}|{_VALUES}", _FILLER, _stem(PurePosixPath(name.rstrip("/")).name))
 
 
 def _stem(name: str) -> str:

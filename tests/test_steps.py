@@ -60,6 +60,11 @@ NAMES = {
     "run-550e8400-e29b-41d4-a716-446655440000": None, "checkpoint_0.93_100.pth": 100,
     # Sizes, and numbers of models.
     "conv2d.pt": None, "float16.pt": None, "model-f16.gguf": None, "gpt-2.gguf": None, "resnet50.pt": None,
+    "gpt2-124M.pt": None, "pythia-160M": None, "SmolLM-135M-instruct.pt": None, "gpt2-124M-1000.pt": 1000,
+    "gpt2-124M_step1M.pt": 1_000_000, "10M.pt": 10_000_000, "ckpt-2M-tokens": 2_000_000,
+    # Metrics.
+    "ppl=12.pt": None, "val_loss=1,5.pt": None, "acc=.95.pt": None, "loss=1e-3.pt": None, "acc@1=76-300.pt": 300,
+    "val_loss=2-100.pt": 100, "episode=500.pt": 500, "epoch=1-val_acc=0.51-v1.ckpt": 1,
     "v2_1000.pt": 1000, "model_3.pt": 3, "gpt-2_100.pt": 100, "best.h5": None, "x.pt2": None, "resnet50-10.mp3": 10,
 }  # fmt: skip
 
@@ -147,6 +152,9 @@ def test_any_name_and_text_has_a_step_or_none(text: str) -> None:
         (["model8.pt", "model16.pt"], [8, 16]),
         (["conv2d.pt"], [None]),
         (["gpt-2.gguf"], [None]),
+        (["sac-10M.pt", "sac-20M.pt"], [10_000_000, 20_000_000]),
+        (["pythia-160M.pt", "pythia-160M-v2.pt"], [None, None]),
+        (["net_1_loss=30.pt", "net_2_loss=25.pt"], [1, 2]),
         (["model_20240501_120000.pt", "model_20240501_130000.pt"], [None, None]),
     ],
 )

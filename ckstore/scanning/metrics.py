@@ -12,12 +12,9 @@ from ckstore.formats.facts import json_mapping, number_of_tensor, plain
 from ckstore.formats.layout import FileLayout, Source, TensorRef
 from ckstore.formats.trees import tensor_of
 from ckstore.scanning.scanned import ScannedVersion
+from ckstore.steps import METRIC
 
-_NAME = re.compile(
-    r"(?:^|[_/.-])(?:loss|acc|accuracy|perplexity|ppl|f1|bleu|rouge\w{0,3}|au?roc|auc|m?ap|m?iou|fid|psnr|ssim|wer|cer|r?mse"
-    r"|mae|nll|error|err|score|reward|metric)(?:[@_-]?(?:top)?[_-]?\d+)?$",
-    re.IGNORECASE,
-)
+_NAME = re.compile(rf"(?:^|[_/.-]){METRIC}$")
 #: As Lightning names files.
 _IN_NAMES = re.compile(r"(?<![A-Za-z0-9_/])([A-Za-z][A-Za-z0-9_/]*)=(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)")
 #: Keys whose mappings hold metrics alone.
