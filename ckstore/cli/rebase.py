@@ -57,8 +57,8 @@ def command(
         rows = [store[number] for number in report.versions]
     if as_json:
         changed = [{"version": row.number, "run": row.run, "step": row.step, "cost": row.cost} for row in rows]
-        amounts = {"objects": report.objects, "bytes": report.bytes, "beyond": report.beyond, "dry_run": dry_run}
-        print_json([{"versions": changed, **amounts}])
+        amounts = {"objects": report.objects, "bytes": None if dry_run else report.bytes, "beyond": report.beyond}
+        print_json([{"versions": changed, **amounts, "dry_run": dry_run}])
     else:
         _say(report, rows, max_restore_cost, dry_run=dry_run)
     if report.beyond:

@@ -36,7 +36,7 @@ class RebaseReport:
     objects
         Number of objects that were stored in full.
     bytes
-        Bytes that were added; `gc` frees the superseded objects.
+        Bytes that were added, 0 in a prediction; `gc` frees the superseded objects.
     beyond
         Numbers of the versions that still exceed the budget: objects of the schemes `lc` and `factors`, sums, cannot
         be stored in full.

@@ -70,10 +70,12 @@ def test_rebase(ckstore, filled: Path) -> None:
     before = depths()
     assert max(before) > 0
     assert "Would store" in ckstore("rebase", "best", "--dry-run").out
+    assert ckstore("rebase", "best", "--dry-run", "--json").json[0]["bytes"] is None
     assert depths() == before
     [report] = ckstore("rebase", "best", "--json").json
     assert [item["version"] for item in report["versions"]] == [3]
     assert report["objects"] > 0
+    assert report["bytes"] > 0
     assert depths()[2] == 0
     restored(ckstore, filled)
     ckstore("rebase", "--run", "gpt")
