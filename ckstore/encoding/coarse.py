@@ -24,7 +24,7 @@ from ckstore.codecs.lattice import (
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.codecs.short_floats import narrowed
 from ckstore.encoding.codebooks import CAREFUL
-from ckstore.encoding.common_step import CONCENTRATED
+from ckstore.encoding.common_step import CONCENTRATED, FIRST
 from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Master, Parent, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import LogModel, exponent_bias, member_rows, row_width, whole
@@ -65,6 +65,9 @@ SECOND_MOMENTS = tuple(dtype for dtype in ROUNDED if dtype != "float16")
 
 #: A row's step is at most this part of the root mean square of its values.
 _LARGEST_STEP = 2.0
+
+#: The step of a weight without a base is at most this many times that of a first version of such weights alone.
+_OWN = 2.0
 
 #: Octaves by which that of norms and biases is finer: 1/16.
 _FINER = -5.0
@@ -242,7 +245,11 @@ class CoarseEncoder:
                 if step_exponent(0.0, largest, unit.dtype) > steps.level:
                     return None  # A value is so large that integers cannot hold the others as well.
                 limits = _FINER + np.minimum(limits, _tensor_limits(unit, bits))
-            lattice = _settled(unit, steps, limits, largest, record)
+            most = limits
+            if record is None and unit.role == "weight":
+                octaves = log2(_OWN * FIRST * self.policy.quality / _LARGEST_STEP)
+                most = np.minimum(limits, _own_limits(unit, bits, limits) + octaves)
+            lattice = _settled(unit, steps, most, largest, record)
             if _is_lost(lattice, limits):
                 return None
         sample = Sample.of(unit, lambda first, last: bits[first:last]).part()
@@ -356,6 +363,14 @@ def _tensor_limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
     sizes = np.array([np.sqrt(np.square(tensor).sum() / max(tensor.size, 1)) for tensor in tensors])
     with np.errstate(divide="ignore"):
         return member_rows(unit, np.where(sizes > 0, np.log2(_LARGEST_STEP * sizes), np.inf))
+
+
+def _own_limits(unit: Unit, bits: Bits, limits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the limits of tensors as wholes, given those of rows: rows of 0 do not count."""
+    if unit.is_bundle:
+        return _tensor_limits(unit, bits)
+    known = limits[np.isfinite(limits)]
+    return np.log2(np.exp2(2 * known).mean(keepdims=True)) / 2 if known.size else limits
 
 
 def _settled(
