@@ -13,7 +13,11 @@ from ckstore.storage.names import AT, BETWEEN, BY_METRIC, ID_PREFIX, LATEST
 from ckstore.storage.rows import RunRow, VersionRow, metric_value
 
 #: Names of metrics whose lower values are better.
-_LOWER_IS_BETTER = re.compile(r"loss|err|perplexity|ppl|nll|mse|mae|(?<![a-z])(?:wer|cer|fid|bpb|bpc)(?![a-z])", re.I)
+_LOWER_IS_BETTER = re.compile(
+    r"loss|err|cross.?entropy|xent|perplexity|ppl|nll|divergence|mse|mae|mape|brier|lpips|bits.?per"
+    r"|(?<![a-z])(?:ce|kl|wer|cer|eer|ece|fid|bpb|bpc)(?![a-z])",
+    re.I,
+)
 # SQLite's integers; a longer sequence of digits can still be a prefix of an id.
 _LARGEST_NUMBER = 2**63 - 1
 _SUGGESTIONS = 3

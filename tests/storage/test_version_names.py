@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckstore.errors import NotFoundError, UsageError
+from ckstore.storage.version_names import is_better_low
 from tests.storage.version_writer import write_version
 
 pytestmark = pytest.mark.local
@@ -121,3 +122,12 @@ def test_tags(filled):
     assert len(str(raised.value)) < 200
     assert filled.tags() == {"a tag": 3}
     filled.set_tag("x" * 255, 1)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_losses_and_errors_are_best_if_low(lower: bool) -> None:
+    names = {
+        True: "val_loss train/cross_entropy xent eval-ce kl_div divergence bits_per_byte bpb smape lpips brier eer WER",
+        False: "acc f1 reward policy_entropy peer_score race precision spice klout",
+    }
+    assert {name: is_better_low(name) for name in names[lower].split()} == dict.fromkeys(names[lower].split(), lower)
