@@ -1323,7 +1323,7 @@ class Store(Mapping[str | int, "Version"]):
         tag
             Tag for the last version.
         delete_source
-            Delete each input once its version is decoded and compared with it, and the run's policy keeps it whole.
+            Delete each input once its version is compared with it, if the policy keeps that whole.
         executor
             Its workers store the versions, a task for each run.
         progress
@@ -1411,7 +1411,7 @@ class Store(Mapping[str | int, "Version"]):
         step_from
             See `plan`.
         delete_source
-            Delete each input once its version is decoded and compared with it.
+            Delete each input once its version is compared with it, if the policy keeps that whole.
         settle
             Seconds without change after which a file is complete; five times as long for a directory.
         poll

@@ -54,10 +54,7 @@ if TYPE_CHECKING:
 @option("--recursive", "Scan a folder; group checkpoints into runs and steps.")
 @option("--dry-run", "Print the step of each PATH; store nothing.")
 @option("--tag NAME", "Tag the version; of several, the last.", type=TagName())
-@option(
-    "--delete-source",
-    "Delete each input once its version is decoded and compared with it, and the run's policy keeps it whole.",
-)
+@option("--delete-source", "Delete each input once its version is compared with it, if the policy keeps that whole.")
 @executor_option
 @json_option
 @click.pass_context

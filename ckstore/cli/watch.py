@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "Source of steps, as for `ckstore ingest`.  [default: contents if they differ, else names]",
     type=click.Choice(STEP_SOURCES[:2]),
 )
-@option("--delete-source", "Delete each input once its version is decoded and compared with it.")
+@option("--delete-source", "Delete each input once its version is compared with it, if the policy keeps that whole.")
 @option("--once", "Store the complete checkpoints and exit.")
 @option(
     "--settle SECONDS",
