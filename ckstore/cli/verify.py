@@ -61,7 +61,7 @@ def command(
     if report.problems:
         raise IntegrityError(
             f"{counted(len(report.problems), 'problem')} found;"
-            " restore the named files from a copy of the store, or run `ckstore recover`; then verify again."
+            " restore the named files from a copy of the store, then verify again."
         )
     if not as_json:
         print_line("No problems found.")

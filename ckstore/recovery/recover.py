@@ -166,8 +166,7 @@ class _Builder:
     def build(self) -> None:
         """Take in the packs, decide which of their versions there are, and make the log's changes to those."""
         self._scan()
-        records, lost = change_log.read_numbered(self.storage)
-        problems = [problem for _, problem in lost]
+        records, problems = change_log.read_all(self.storage)
         refuse_later(self.path, max((record.get("writers", 0) for record in records), default=0), FORMAT, WRITES)
         if not (self.path / root.LOG).is_dir():
             problems.append(f"The log is missing; {change_log.LOSS}.")
@@ -184,8 +183,6 @@ class _Builder:
         if self.present is not None and _claimed(self.present) is None:
             remove_claims(self.path)  # Nothing syncs them: a loss of power damages them.
         self._repeat(records, versions)
-        if lost:  # Last: whatever those records decided is logged again by now.
-            self._log({"change": "lost", "packs": [], "records": sorted({number for number, _ in lost})})
         self.catalog.note_logged(self.logged[-1] if self.logged else self.last)
 
     def _scan(self) -> None:

@@ -16,7 +16,7 @@ from ckstore.storage.rows import VersionRow, row_of
 from ckstore.storage.schema import FORMAT
 
 #: Changes that take something away: they count only if they were committed.
-_TAKING = ("forget", "gc", "lost", "metrics", "policy", "rename", "supersede", "undo", "untag")
+_TAKING = ("forget", "gc", "metrics", "policy", "rename", "supersede", "undo", "untag")
 #: Possible losses with a damaged or missing log.
 LOSS = "a tag may be missing or mean an older version, a run have its former name, and a forgotten version be back"
 
@@ -57,20 +57,11 @@ def read_all(storage: Storage, after: str = "") -> tuple[list[dict[str, Any]], l
     The last transaction may have been interrupted before its commit. Of earlier ones that were, the records that take
     something away, or move a tag, are left out. Raise `FormatVersionError` if a later version of ckstore wrote one.
     """
-    records, lost = read_numbered(storage, after)
-    return records, [problem for _, problem in lost]
-
-
-def read_numbered(storage: Storage, after: str = "") -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
-    """Read the log as `read_all` does; return the number of each damaged or missing record with its sentence.
-
-    Records whose loss a recovery has noted are not among them.
-    """
     found = log_files.read_files(storage, after)
     intact = [item.record for item in found if item.record is not None]
     broken = [item for item in found if item.record is None]
-    problems = [(int(item.name[:12]), f"Log record {item.place} is damaged; {LOSS}.") for item in broken]
-    damaged = {number for number, _ in problems}
+    problems = [f"Log record {item.place} is damaged; {LOSS}." for item in broken]
+    damaged = {int(item.name[:12]) for item in broken}
     known = damaged | {record["sequence"] for record in intact}
     records: list[dict[str, Any]] = []
     uncommitted = set()
@@ -84,16 +75,14 @@ def read_numbered(storage: Storage, after: str = "") -> tuple[list[dict[str, Any
         while lost >= first and lost in known:
             lost -= 1
         if lost >= first:
-            problems.append((lost, _missing(lost)))
+            problems.append(_missing(lost))
         while intact and name_of(intact[-1]) > last["follows"]:
             records.append(intact.pop())
             uncommitted.add(records[-1]["sequence"])
         before = name_of(intact[-1]) if intact else ""
         if before != last["follows"] and int(last["follows"][:12]) not in damaged:
-            problems.append((int(last["follows"][:12]), _missing(int(last["follows"][:12]))))
-    records = [*_counting(records[::-1], uncommitted)]
-    noted = {number for record in records if record["change"] == "lost" for number in record.get("records", ())}
-    return records, [(number, problem) for number, problem in problems if number not in noted]
+            problems.append(_missing(int(last["follows"][:12])))
+    return [*_counting(records[::-1], uncommitted)], problems
 
 
 def undoable(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

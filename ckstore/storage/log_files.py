@@ -58,7 +58,7 @@ RECORDS: Mapping[str, Any] = {
         {"written": _Packs, "removed": _Packs, "versions": list[tuple[Id, Positive, Positive | None, Time]]},
         {"expired": list[Positive]},
     ),
-    "lost": fields({"packs": _Packs}, {"records": list[Positive]}),
+    "lost": fields({"packs": _Packs}),
     "found": fields({"packs": _Packs}),
     "supersede": fields({"by": Id, "superseded": _Ids, "present": _Ids}),
     "rename": fields({"run": Name, "uids": _Ids}, {"from": Name}),

@@ -140,20 +140,6 @@ def test_a_lost_part_of_a_change_is_named_and_the_others_count(store, lost, way)
     assert f"record {lost + 2} is missing" in problem if way == "missing" else path.name in problem
 
 
-def test_a_loss_is_noted_by_a_change_that_was_committed(store):
-    storage = DirectoryStorage(store)
-    _, second, third = append(store, UNTAG, UNTAG, UNTAG)
-    path_of(store, second).unlink()
-    lost = {"change": "lost", "packs": [], "records": [2]}
-    noted = change_log.append(storage, lost, third)
-    assert change_log.read_all(storage)[1] == []
-    change_log.append(storage, UNTAG, third)  # The recovery died before its catalog replaced the present one.
-    assert change_log.read_numbered(storage)[1] == [(2, f"Log record 2 is missing; {change_log.LOSS}.")]
-    change_log.withdraw(storage, [noted])
-    append(store, lost)
-    assert change_log.read_all(storage)[1] == []
-
-
 def test_a_change_that_was_not_committed_neither_moves_a_tag_nor_sets_metrics(store):
     storage = DirectoryStorage(store)
     [first] = append(store, {"change": "tag", "tag": "a", "version": 1})
