@@ -683,7 +683,7 @@ class Store(Mapping[str | int, "Version"]):
             return expected(self._followed(), run, retention)
         if retention is not None:
             raise UsageError("`retention` needs `dry_run`; `set_policy` sets it.")
-        self._repository.require_writable()
+        self._require_all()
         return retain(self._followed(), run, progress=progress)
 
     @checked()
@@ -938,7 +938,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.retention.forget import undo
 
-        self._repository.require_writable()
+        self._require_all()
         return undo(self._followed())
 
     @checked()

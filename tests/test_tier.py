@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from datetime import UTC, datetime, timedelta
@@ -224,11 +225,11 @@ def test_a_disk_changes_neither_what_the_bucket_keeps_nor_its_bucket(url: str) -
             with pytest.raises(UsageError, match=f"in front of {url}; open that store itself"):
                 change()
     ckstore.init(f"{url}-b").close()
-    with pytest.raises(ConflictError, match=f"disk is in front of {url}; name another directory"):
+    with pytest.raises(ConflictError, match=f"disk is a store in front of {url}; name another directory"):
         ckstore.open(f"{url}-b", local="disk")
     with ckstore.open("own", create=True) as own:
         own.ingest(state(1), run="own", step=1)
-    with pytest.raises(ConflictError, match="own is a store of its own; name"):
+    with pytest.raises(ConflictError, match="own is a store in front of none; name another directory"):
         ckstore.open(url, local="own")
     assert (steps(url), steps(f"{url}-b"), steps("own")) == ([1], [], [1])
 
@@ -255,6 +256,115 @@ def test_a_version_that_was_replaced_is_replaced_in_the_bucket(url: str, is_tagg
         store.ingest(state(3), run="gpt", step=1, replace=True)
         with pytest.raises(ConflictError):
             store.pushed("gpt@1").result(LONG)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_changes_while_the_bucket_is_away_reach_it_later(url: str, is_killed: bool) -> None:
+    """Tags that were moved or removed, and metrics; also if the program is killed."""
+    with ckstore.open(url, local="disk") as store:
+        for step in (1, 2, 3):
+            store.ingest(state(step), run="gpt", step=step, metrics={"loss": 1.0, "other": 2})
+        for tag in ("best", "gone"):
+            store.tag("gpt@2", tag)
+    program = f"""
+import ckstore, os, signal
+from tests.test_tier import *
+retries.PATIENCE = 0.1
+for name in ("put", "put_absent", "read", "list"):
+    setattr(ObstoreBucket, name, away)
+store = ckstore.open({url!r}, local="disk")
+store.set_metrics("gpt@2", {{"loss": 9.0, "later": True}}, remove=["other"])
+store.tag("gpt@3", "best")
+store.untag("gone")
+assert store["best"].step == 3
+os.kill(os.getpid(), signal.SIGKILL) if {is_killed} else store.close()
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9 * is_killed
+    with ckstore.open(url, local="disk") as store:
+        assert store["best"].step == 3
+        for step in (4, 5):
+            store.ingest(state(step), run="gpt", step=step)
+        store.pushed("gpt@5").result(LONG)
+    with ckstore.open(url, "r") as bucket:
+        assert {name: version.step for name, version in bucket.tags().items()} == {"best": 3}
+        assert bucket["gpt@2"].metrics == {"loss": 9.0, "later": True}
+
+
+def test_a_tag_is_sent_that_is_set_while_an_earlier_version_is_sent(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, begun, gate = Transfer.run, threading.Event(), threading.Event()
+
+    def waiting(transfer: Transfer, rows: Any) -> Any:
+        begun.set()
+        assert gate.wait(LONG)
+        return run(transfer, rows)
+
+    with ckstore.open(url, local="disk") as store:
+        monkeypatch.setattr(Transfer, "run", waiting)
+        store.ingest(state(1), run="gpt", step=1)
+        assert begun.wait(LONG)
+        store.ingest(state(2), run="gpt", step=2)
+        store.tag("gpt@2", "best")
+        gate.set()
+    with ckstore.open(url, "r") as bucket:
+        assert [*bucket.tags()] == ["best"]
+
+
+def test_a_version_that_the_bucket_forgets_keeps_no_later_one_out(url: str) -> None:
+    with ckstore.open(url, local="disk") as store:
+        for step in (1, 2, 3):
+            store.ingest(state(step), run="gpt", step=step)
+            store.pushed("gpt").result(LONG)
+        with ckstore.open(url) as bucket:
+            bucket.forget("gpt@3")
+        for step in (4, 5):
+            store.ingest(state(step), run="gpt", step=step)
+            store.pushed("gpt").result(LONG)
+    assert steps(url) == [1, 2, 4, 5]
+
+
+def test_a_replacement_stays_until_it_is_sent(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up that means the version in the bucket does not bring that back, and one replaces the other in turns."""
+    run, gate = Transfer.run, threading.Event()
+
+    def waiting(transfer: Transfer, rows: Any) -> Any:
+        assert gate.wait(LONG)
+        return run(transfer, rows)
+
+    with ckstore.open(url, local="disk") as store:
+        store.ingest(state(1), run="gpt", step=1, metrics={"loss": 0.1})
+        store.pushed("gpt@1").result(LONG)
+        with monkeypatch.context() as patch:
+            patch.setattr(Transfer, "run", waiting)
+            store.ingest(state(2), run="gpt", step=1, replace=True, metrics={"loss": 0.5})
+            assert store["best:loss"].state_dict()["step"] == 2
+            gate.set()
+            store.pushed("gpt@1").result(LONG)
+        store.ingest(state(1), run="gpt", step=1, replace=True)
+        store.pushed("gpt@1").result(LONG)
+    with ckstore.open(url, "r") as bucket:
+        assert bucket["gpt@1"].state_dict()["step"] == 1
+
+
+def test_a_version_that_was_fetched_is_not_the_latest(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ckstore.open(url, local="disk") as store:
+        for step in (1, 2, 3, 4):
+            store.ingest(state(step), run="gpt", step=step)
+            store.pushed("gpt").result(LONG)
+    with ckstore.open(url, local="disk") as store, monkeypatch.context() as patch:
+        patch.setattr(retries, "PATIENCE", 0.1)
+        patch.setattr(ObstoreBucket, "put_absent", away)
+        store.ingest(state(5), run="gpt", step=5)
+        assert store["gpt@1"].step == 1
+        assert store["latest"].step == 5
+
+
+def test_a_disk_may_be_new_twice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program died before the disk had its note."""
+    with monkeypatch.context() as patch:
+        patch.setattr("ckstore.intake.tier.durable.write_file", away)
+        with pytest.raises(UnreachableError):
+            ckstore.open(url, local="disk")
+    ckstore.open(url, local="disk").close()
 
 
 @pytest.mark.parametrize("ahead", [-3600, 3600])

@@ -247,8 +247,9 @@ class CoarseEncoder:
                 limits = _FINER + np.minimum(limits, _tensor_limits(unit, bits))
             most = limits
             if record is None and unit.role == "weight":
-                octaves = log2(_OWN * FIRST * self.policy.quality / _LARGEST_STEP)
-                most = np.minimum(limits, _own_limits(unit, bits, limits) + octaves)
+                octaves = log2(_OWN * FIRST * self.policy.quality / _LARGEST_STEP) + _reach(steps.cols)
+                shaped = steps.rows if steps.rows.size else np.zeros(1)
+                most = np.minimum(limits, _own_limits(unit, bits, limits) + octaves + shaped)
             lattice = _settled(unit, steps, most, largest, record)
             if _is_lost(lattice, limits):
                 return None

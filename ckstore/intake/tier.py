@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,13 @@ from ckstore.commit.naming import policy_of, set_metrics, tag, untag
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError, UnreachableError, UsageError
 from ckstore.gc.collect import gc
 from ckstore.reading.stored_version import StoredVersion
+from ckstore.repository import Address
 from ckstore.retention.encoder import BackgroundEncoder
-from ckstore.retention.forget import forget
+from ckstore.retention.forget import forget, undo
 from ckstore.runtime.provenance import own_metrics
 from ckstore.storage import change_log, durable, root
 from ckstore.storage.catalog import RECENT
-from ckstore.storage.names import BY_METRIC
+from ckstore.storage.names import BY_METRIC, LATEST
 from ckstore.storage.opening import ensure_store
 from ckstore.storage.rows import metric_value
 from ckstore.storage.version_names import is_lowest
@@ -32,7 +34,7 @@ from ckstore.transfer.transfer import Transfer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckstore.repository import Address, Repository
+    from ckstore.repository import Repository
     from ckstore.storage.catalog import VersionRow
 
 #: Seconds between looks for new versions, and after an error.
@@ -43,6 +45,9 @@ _KEPT = 2
 
 #: The file of a local store that names its bucket.
 _BUCKET = "bucket"
+
+#: In place of an id: a tag that was removed is removed from any version.
+_ANY = "any"
 
 _log = logging.getLogger("ckstore")
 
@@ -63,9 +68,12 @@ class Tier:
         self._uids: dict[int, str] = {}
         #: Versions as they were sent, by id, and the ids of tags that were, by the tag.
         self._sent: dict[str, VersionRow] = {}
-        self._tags = _tags(local)
         self._is_closed = self._has_ended = False
         self._remote = remote
+        self._note = _Note.of(local.path)
+        #: Versions whose metrics were set since all was sent.
+        self._measured: set[int] = set()
+        self._tags = self._sent_tags()
         self._thread = threading.Thread(target=self._work, name="ckstore-tier", daemon=True)
         self._thread.start()
 
@@ -89,27 +97,42 @@ class Tier:
         return future
 
     def find(self, name: str) -> str:
-        """Return the id of the version of a name, or the name itself if the bucket has no newer one than this store."""
+        """Return the id of the version of a name, here or fetched from the bucket; the name itself if there is none."""
         remote, local = self._remote, self._local
+        here = self._here(name)
+        found = name if here is None else here.uid
         if remote is None:
-            return name
+            return found
         with suppress(NotFoundError, UnreachableError):
             remote.catalog.refresh(within=RECENT)
             row = remote.catalog.resolve(name)
-            with suppress(NotFoundError):
-                here = local.catalog.resolve(name)
-                if here.uid == row.uid or self._is_newer(remote, name, here, row):
-                    return name
+            if here is not None and (here.uid == row.uid or self._is_newer(remote, name, here, row)):
+                return found
             if not local.catalog.with_uid(row.uid):
                 other = None if row.step is None else local.catalog.at_step(row.run, row.step)
-                if other is not None and not row.superseded:
-                    _log.warning("%s is another version in the bucket, which is newer.", other.name)
-                    forget(local, [other])
-                report = Transfer(remote, local, restore=True, tags=False).run([row])
-                for failed in report.failed:
-                    raise failed.error
+                if other is not None and not row.superseded and row.uid in _left(local):
+                    return found  # It was replaced here, which the bucket does not know yet.
+                self._fetch(remote, row, None if row.superseded else other)
             return row.uid
-        return name
+        return found
+
+    def _fetch(self, remote: Repository, row: VersionRow, other: VersionRow | None) -> None:
+        """Copy a version of the bucket to the disk, in place of another one at its step, if any."""
+        if other is not None:
+            _log.warning("%s is another version in the bucket, which is newer.", other.name)
+            forget(self._local, [other])
+        for failed in Transfer(remote, self._local, restore=True, tags=False).run([row]).failed:
+            if other is not None:
+                undo(self._local)
+            raise failed.error
+
+    def _here(self, name: str) -> VersionRow | None:
+        """Return the version of a name on the disk; the number of one that was fetched says nothing of its age."""
+        with suppress(NotFoundError):
+            row = self._local.catalog.resolve(name)
+            rows = self._local.catalog.versions() if name == LATEST else [row]
+            return max(rows, key=lambda row: row.created)
+        return None
 
     def _is_newer(self, remote: Repository, name: str, here: VersionRow, there: VersionRow) -> bool:
         """Return whether this store has the newer version of a name, or the better one of a metric.
@@ -120,11 +143,30 @@ class Tier:
             return self._tags.get(name) != here.uid
         if (named := BY_METRIC.fullmatch(name)) is not None:
             ours, theirs = (metric_value(row.metrics.get(named[3])) for row in (here, there))
-            return theirs is None or (ours is not None and is_lowest(named) == (ours < theirs))
+            if ours is None or theirs is None:
+                return theirs is None
+            return ours < theirs if is_lowest(named) else ours > theirs
         is_there, is_here = (
             bool(found.catalog.with_uid(row.uid)) for found, row in ((remote, here), (self._local, there))
         )
-        return is_here if is_here != is_there else here.created >= there.created
+        if is_here != is_there:
+            return is_here
+        return here.created >= there.created or there.uid in _left(self._local)
+
+    def _sent_tags(self) -> dict[str, str]:
+        """Return the tags that the bucket has, by the log of the disk: without those set since all was sent."""
+        found, remote = _tags(self._local), self._remote
+        for name, uid in list(found.items()):
+            if remote is not None and not remote.catalog.with_uid(uid):
+                del found[name]
+        for record in self._local.catalog.log_records(self._note.sent):
+            if record["change"] == "tag":
+                found.pop(record["tag"], None)
+            elif record["change"] == "untag":
+                found[record["tag"]] = _ANY
+            elif record["change"] == "metrics":
+                self._measured.add(record["version"])
+        return found
 
     def close(self) -> None:
         """Wait until the bucket has all versions, or the thread fails."""
@@ -179,7 +221,7 @@ class Tier:
 
     def _send_all(self, local: Repository, remote: Repository) -> None:
         """Send versions until the tier is closed; raise an error of the bucket."""
-        transfer, encoder = Transfer(local, remote), BackgroundEncoder(remote)
+        self._transfer, encoder = Transfer(local, remote), BackgroundEncoder(remote)
         seen: object = None
         try:
             while True:
@@ -190,11 +232,13 @@ class Tier:
                 if now != seen:
                     for row in local.catalog.versions():
                         if row.uid not in self._sent:
-                            self._send(transfer, local, remote, encoder, row)
-                        else:
-                            _send_metrics(remote, row, self._sent[row.uid])
+                            self._send(local, remote, encoder, row)
+                        if row.uid in self._sent or row.number in self._measured:
+                            _send_metrics(remote, row, self._sent.get(row.uid))
                         self._sent[row.uid] = row
+                        self._measured.discard(row.number)
                     self._send_tags(local, remote)
+                    self._note = self._note.sent_to(local.path, now[1])
                     seen = now
                     self._free(local, remote)
                 self._note_forgotten(local, remote)
@@ -205,24 +249,27 @@ class Tier:
         finally:
             encoder.close(finish=False)
 
-    def _send(
-        self, transfer: Transfer, local: Repository, remote: Repository, encoder: BackgroundEncoder, row: VersionRow
-    ) -> None:
+    def _transferred(self, row: VersionRow) -> CkstoreError | None:
+        """Send a version; return its error."""
+        report = self._transfer.run([row])
+        error = report.failed[0].error if report.failed else None
+        if isinstance(error, UnreachableError):
+            raise error
+        return error
+
+    def _send(self, local: Repository, remote: Repository, encoder: BackgroundEncoder, row: VersionRow) -> None:
         """Send a version; a run that went on in the bucket without it keeps it out."""
         remote.catalog.refresh(within=RECENT)
         last = remote.catalog.latest(row.run)
         error: CkstoreError | None = None
-        if last is not None and last.created > row.created and not local.catalog.with_uid(last.uid):
+        is_older = last is not None and last.created > row.created and not local.catalog.with_uid(last.uid)
+        if last is not None and is_older and last.uid not in _left(local):
             error = ConflictError(f"Run {row.run} in {remote.place} went on without {row.name}, which stays here.")
-        else:
-            report = transfer.run([row])
-            error = report.failed[0].error if report.failed else None
-            if isinstance(error, UnreachableError):
-                raise error
+        elif self._transferred(row) is not None:
             try:
-                if error is not None and _forget_replaced(local, remote, row):
-                    report = Transfer(local, remote).run([row])
-                    error = report.failed[0].error if report.failed else None
+                _forget_replaced(local, remote, row)
+                self._transfer = Transfer(local, remote)  # The bucket has changed.
+                error = self._transferred(row)
             except ConflictError as conflict:  # That one is tagged.
                 error = conflict
         arrived = remote.catalog.with_uid(row.uid)
@@ -246,12 +293,16 @@ class Tier:
             if uid == before:
                 continue
             remote.catalog.refresh(within=RECENT)
-            arrived = remote.catalog.with_uid(uid or before)
             present = remote.catalog.tags().get(name)
+            arrived = [
+                row.number for known in (uid or before,) if known != _ANY for row in remote.catalog.with_uid(known)
+            ]
+            if uid and not arrived:
+                continue  # It is not sent yet, or stays here.
             try:
-                if arrived and uid and present != arrived[0].number:
-                    tag(remote, arrived[0], name)
-                elif arrived and not uid and present == arrived[0].number:
+                if uid and present not in arrived:
+                    tag(remote, remote.catalog.version(arrived[0]), name)
+                elif not uid and present is not None and (before == _ANY or present in arrived):
                     untag(remote, name)
             except (NotFoundError, UsageError) as error:
                 _log.warning("The tag %s stays out of %s: %s", name, remote.place, error)
@@ -292,45 +343,68 @@ class Tier:
                 future.set_exception(NotFoundError(f"Version {uid} was forgotten before {remote.place} had it."))
 
 
+@dataclass(frozen=True)
+class _Note:
+    """The note on a disk: its bucket, and the last record of the log whose tags and metrics were sent."""
+
+    bucket: str = ""
+    sent: str = ""
+
+    @classmethod
+    def of(cls, disk: Path) -> _Note:
+        """Read the note of a disk; an empty one if it has none."""
+        lines = (disk / _BUCKET).read_text("utf-8", errors="replace").splitlines() if (disk / _BUCKET).is_file() else []
+        return cls(*[*lines, "", ""][:2])
+
+    def sent_to(self, disk: Path, record: str) -> _Note:
+        """Note that all was sent up to a record."""
+        if record == self.sent:
+            return self
+        durable.write_file(disk / _BUCKET, f"{self.bucket}\n{record}\n".encode())
+        return _Note(self.bucket, record)
+
+
 def reached(disk: Path, address: Address) -> Repository | None:
     """Return the bucket that a local store is in front of, made if it is new; None if an old one's is out of reach.
 
-    Raise `ConflictError` if the local store is in front of another one, or of none.
+    Raise `ConflictError` if the local store is in front of another one, or has versions and is in front of none.
     """
-    note = disk / _BUCKET
-    is_new = not root.is_store(disk)
-    said = note.read_text("utf-8", errors="replace") if note.is_file() else ""
-    if not is_new and said != address.place:
-        others = f"in front of {said}" if said else "a store of its own"
-        raise ConflictError(f"{disk} is {others}; name another directory as `local`.")
+    bucket = _Note.of(disk).bucket
+    if not bucket and (disk / root.CATALOG).is_file():
+        with Address(str(disk)).open("r") as local:
+            bucket = "" if local.catalog.latest() is None else "none"
+    if bucket not in ("", address.place):
+        raise ConflictError(f"{disk} is a store in front of {bucket}; name another directory as `local`.")
     try:
         remote = address.open("r")
     except UnreachableError as error:
-        if is_new:
+        if not bucket:
             raise
         _log.warning("%s", error)
         return None
-    if is_new:
+    if not bucket:
         ensure_store(disk)
-        durable.write_file(note, address.place.encode())
+        durable.write_file(disk / _BUCKET, f"{address.place}\n".encode())
     return remote
 
 
-def _forget_replaced(local: Repository, remote: Repository, row: VersionRow) -> bool:
-    """Forget the version in the bucket that a version replaced here; return False if that is another machine's."""
+def _left(local: Repository) -> set[str]:
+    """Return the ids of versions that were replaced on a disk, or have left it."""
+    return {uid for uid, _ in change_log.forgotten(local.catalog.log_records())}
+
+
+def _forget_replaced(local: Repository, remote: Repository, row: VersionRow) -> None:
+    """Forget the version in the bucket that a version replaced here, unless that is another machine's."""
     there = None if row.step is None else remote.catalog.at_step(row.run, row.step)
-    if there is None or StoredVersion(local, row).document.replaces is None:
-        return False
-    if there.uid not in {uid for uid, _ in change_log.forgotten(local.catalog.log_records())}:
-        return False
-    forget(remote, [there], for_good=True)
-    return True
+    if there is not None and StoredVersion(local, row).document.replaces is not None and there.uid in _left(local):
+        forget(remote, [there], for_good=True)
 
 
 def _tags(local: Repository) -> dict[str, str]:
     """Return the id of the version of each tag."""
-    uids = {row.number: row.uid for row in local.catalog.versions()}
-    return {name: uids[number] for name, number in local.catalog.tags().items() if number in uids}
+    tags = local.catalog.tags()
+    uids = {row.number: row.uid for row in local.catalog.versions()}  # Later: a tag that moves is not missed.
+    return {name: uids[number] for name, number in tags.items() if number in uids}
 
 
 def _is_same(row: VersionRow, other: VersionRow) -> bool:
@@ -338,21 +412,25 @@ def _is_same(row: VersionRow, other: VersionRow) -> bool:
     return repr(row.metrics) == repr(other.metrics)
 
 
-def _send_metrics(remote: Repository, row: VersionRow, before: VersionRow) -> None:
-    """Repeat changes of a version's metrics in the bucket."""
-    if _is_same(row, before):
+def _send_metrics(remote: Repository, row: VersionRow, before: VersionRow | None) -> None:
+    """Repeat changes of a version's metrics in the bucket; by default all that differ there."""
+    if before is not None and _is_same(row, before):
         return
     remote.catalog.refresh(within=RECENT)
     for there in remote.catalog.with_uid(row.uid):
-        changed = {name: value for name, value in row.metrics.items() if before.metrics.get(name) != value}
-        removed = (before.metrics.keys() - row.metrics.keys()) & own_metrics(there.metrics).keys()
-        set_metrics(remote, there, changed, sorted(removed))
+        known = (before or there).metrics
+        changed = {
+            name: value for name, value in row.metrics.items() if name not in known or repr(known[name]) != repr(value)
+        }
+        removed = (known.keys() - row.metrics.keys()) & own_metrics(there.metrics).keys()
+        if changed or removed:
+            set_metrics(remote, there, changed, sorted(removed))
 
 
 def _is_whole(remote: Repository, uid: str) -> bool:
     """Return whether the bucket has a version and its packs, which others may have deleted."""
     catalog, packs = remote.catalog, remote.packs
-    return any(
-        all(packs.is_there(pack, catalog.pack_bytes(pack) or 0) for pack in catalog.uses([row.number])[row.number])
-        for row in catalog.with_uid(uid)
-    )
+    for row in catalog.with_uid(uid):
+        sizes = {pack: catalog.pack_bytes(pack) for pack in catalog.uses([row.number])[row.number]}
+        return all(size is not None and packs.is_there(pack, size) for pack, size in sizes.items())
+    return False

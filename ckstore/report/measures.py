@@ -38,8 +38,15 @@ MEASURES = {
         Measure("distance", "distance from the start", "Distance from the first version, relative to the norm there."),
         Measure("unchanged", "unchanged elements", "Share of elements with the bits of the version before.", "linear"),
         Measure("nonfinite", "NaN or infinite", "Share of elements that are NaN or infinite.", "linear"),
-        Measure("rank", "effective rank", "Exponential of the entropy of the normalised singular values.", "linear"),
-        Measure("spectral", "spectral norm", "Largest singular value.", "linear"),
+        Measure(
+            "rank",
+            "effective rank",
+            "Exponential of the entropy of the normalised singular values; beyond 256 rows and columns estimated.",
+            "linear",
+        ),
+        Measure(
+            "spectral", "spectral norm", "Largest singular value; estimated beyond 256 rows and columns.", "linear"
+        ),
         Measure("v_low", "second moments, 1 %", "First percentile of the second moments.", "log", "optimiser"),
         Measure("v_high", "second moments, 99 %", "Last percentile of the second moments.", "log", "optimiser"),
         Measure("m_over_sqrt_v", "|m| / sqrt(v)", "Median of first moments over roots of second ones.", "log",
