@@ -14,6 +14,7 @@ import torch
 
 import ckstore
 from ckstore.recovery.recover import recover
+from ckstore.storage import catalog_reader
 from ckstore.storage.connection import Connection
 from tests.catalog_edits import edit
 from tests.checkpoints import listing, write_safetensors
@@ -285,3 +286,16 @@ def test_a_damaged_index_of_metrics_is_told(source: Path, tmp_path: Path, statem
     recover(tmp_path / "store")
     with ckstore.open(tmp_path / "store", "r") as store:
         assert store["best:loss"].number == 1
+
+
+@pytest.mark.parametrize("value", ["NULL", "7", "x'ff'", "'[]'", "'{'"])
+def test_metrics_of_another_type_are_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """A flipped bit changes the type of a value, too."""
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": np.zeros(4)}, run="r", metrics={"loss": 1.0})
+        monkeypatch.setattr(catalog_reader, "_METRICS", f"SELECT 0, 'r', '', {value}, 1")
+        assert store._catalog.check() == []
+        monkeypatch.setattr(
+            catalog_reader, "_METRICS", f"SELECT 1, 'r', 'm', 1, 1 UNION ALL SELECT 0, 'r', '', {value}, 1"
+        )
+        assert "rows of metrics" in store._catalog.check()[0]

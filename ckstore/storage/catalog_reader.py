@@ -778,7 +778,7 @@ class CatalogReader:
             if is_index:
                 indexed.add((run, metric, value, number))
                 continue
-            with suppress(ValueError):  # A damaged row of a version is told where it is read.
+            with suppress(ValueError, TypeError):  # A damaged row of a version is told where it is read.
                 known |= {(run, *named, number) for named in indexed_values(decode_plain(value)).items()}
         return indexed == known
 
