@@ -171,12 +171,12 @@ def test_a_version_that_is_forgotten_while_it_is_encoded_is_no_warning(
 ) -> None:
     encode, forgotten = encoder_module.encode, []
 
-    def forget_first(*arguments: Any, **named: Any) -> Any:
-        if not forgotten:
-            forgotten.append("a@0")
+    def forget_first(opened: Any, rows: Any, **named: Any) -> Any:
+        if rows and not forgotten:
+            forgotten.append(rows[0].name)
             store.forget(forgotten)
             raise NotFoundError("Unknown version 1.")
-        return encode(*arguments, **named)
+        return encode(opened, rows, **named)
 
     monkeypatch.setattr(encoder_module, "encode", forget_first)
     for step in range(4):
