@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from numcodecs.zstd import Zstd
 
 import ckstore
+from ckstore.storage import durable
 from ckstore.writing import ingest
 from tests.checkpoints import settled
 
@@ -33,16 +35,20 @@ def write(path: Path, step: int) -> None:
     torch.save({"model": model, "optimizer": {"state": state}, "step": step}, path)
 
 
-@pytest.mark.parametrize(("made", "limit"), [({}, 0.95), (MADE, 0.98)], ids=["without-origins", "with-origins"])
+@pytest.mark.parametrize(("made", "limit"), [({}, 0.94), (MADE, 0.96)], ids=["without-origins", "with-origins"])
 def test_a_store_is_smaller_than_its_files_compressed(
     directory: Path, monkeypatch: pytest.MonkeyPatch, made: dict[str, object], limit: float
 ) -> None:
     monkeypatch.setattr(ingest, "made", lambda: made)
+    # Digests of times and places are keys of the catalog, and chance fills its pages.
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(durable, "timestamp", lambda: f"2026-11-30T12:{step:02}:{7 * step % 60:02}.{7919 * step:06}Z")
+    step = compressed = 0
     store = ckstore.init(directory / "store")
-    compressed = 0
     for step in range(60):
-        path = directory / f"checkpoint_{step}.pt"
+        path = Path(f"checkpoint_{step}.pt")
         write(path, step)
+        os.utime(path, (step, step))
         compressed += len(Zstd(level=3).encode(path.read_bytes()))
         store.ingest(path, run="r", step=step)
     settled(store)
