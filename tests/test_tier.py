@@ -225,11 +225,11 @@ def test_a_disk_changes_neither_what_the_bucket_keeps_nor_its_bucket(url: str) -
             with pytest.raises(UsageError, match=f"in front of {url}; open that store itself"):
                 change()
     ckstore.init(f"{url}-b").close()
-    with pytest.raises(ConflictError, match=f"disk is a store in front of {url}; name another directory"):
+    with pytest.raises(ConflictError, match=f"disk is in front of {url}; name another directory"):
         ckstore.open(f"{url}-b", local="disk")
     with ckstore.open("own", create=True) as own:
         own.ingest(state(1), run="own", step=1)
-    with pytest.raises(ConflictError, match="own is a store in front of none; name another directory"):
+    with pytest.raises(ConflictError, match="own is a store of its own; name another directory"):
         ckstore.open(url, local="own")
     assert (steps(url), steps(f"{url}-b"), steps("own")) == ([1], [], [1])
 

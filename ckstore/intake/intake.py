@@ -274,7 +274,10 @@ class Intake:
 
     def remove_whole(self, held: list[Ingested]) -> None:
         """Remove sources whose versions the policies have not forgotten, thinned or pruned; empty the list."""
-        while held and (row := held[0].version) and (source := held.pop(0)._source):
+        for item in held:
+            row, source = item.version, item._source
+            assert row is not None
+            assert source is not None
             found = self.repository.catalog.with_uid(row.uid)
             try:
                 if not any(now.fidelity == "exact" and not now.dropped for now in found):
@@ -285,6 +288,7 @@ class Intake:
                 source.remove()
             except (CkstoreError, OSError) as error:
                 _log.warning("%s", error)
+        held.clear()
 
     def _tag(self, row: VersionRow, name: str) -> None:
         """Point the tag of a plan at a version, unless it does so already."""

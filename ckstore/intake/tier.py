@@ -230,13 +230,15 @@ class Tier:
                 latest = local.catalog.latest()
                 now = None if latest is None else latest.number, local.catalog.logged()
                 if now != seen:
-                    for row in local.catalog.versions():
+                    rows = local.catalog.versions()
+                    for row in rows:
                         if row.uid not in self._sent:
                             self._send(local, remote, encoder, row)
                         if row.uid in self._sent or row.number in self._measured:
                             _send_metrics(remote, row, self._sent.get(row.uid))
                         self._sent[row.uid] = row
                         self._measured.discard(row.number)
+                    self._sent = {row.uid: row for row in rows}  # Without versions that left.
                     self._send_tags(local, remote)
                     self._note = self._note.sent_to(local.path, now[1])
                     seen = now
@@ -288,28 +290,29 @@ class Tier:
     def _send_tags(self, local: Repository, remote: Repository) -> None:
         """Set and remove the tags in the bucket that were set or removed here since the last time."""
         tags = _tags(local)
-        for name in sorted(tags.keys() | self._tags.keys()):
-            uid, before = tags.get(name, ""), self._tags.get(name, "")
-            if uid == before:
-                continue
+        changed = [name for name in tags.keys() | self._tags.keys() if tags.get(name) != self._tags.get(name)]
+        if changed:
             remote.catalog.refresh(within=RECENT)
-            present = remote.catalog.tags().get(name)
-            arrived = [
-                row.number for known in (uid or before,) if known != _ANY for row in remote.catalog.with_uid(known)
-            ]
-            if uid and not arrived:
-                continue  # It is not sent yet, or stays here.
+        for name in sorted(changed):
             try:
-                if uid and present not in arrived:
-                    tag(remote, remote.catalog.version(arrived[0]), name)
-                elif not uid and present is not None and (before == _ANY or present in arrived):
-                    untag(remote, name)
+                if name in tags:
+                    self._send_tag(remote, name, tags[name])
+                else:
+                    self._remove_tag(remote, name)
             except (NotFoundError, UsageError) as error:
-                _log.warning("The tag %s stays out of %s: %s", name, remote.place, error)
-            if uid:
-                self._tags[name] = uid
-            else:
-                del self._tags[name]
+                _log.warning("The tag %s is not changed in %s: %s", name, remote.place, error)
+
+    def _send_tag(self, remote: Repository, name: str, uid: str) -> None:
+        for row in remote.catalog.with_uid(uid):  # None if it is not sent yet, or stays here.
+            if remote.catalog.tagged(name) != row.number:
+                tag(remote, row, name)
+            self._tags[name] = uid
+
+    def _remove_tag(self, remote: Repository, name: str) -> None:
+        before, present = self._tags[name], remote.catalog.tagged(name)
+        if present is not None and before in (_ANY, remote.catalog.version(present).uid):
+            untag(remote, name)
+        del self._tags[name]
 
     def _free(self, local: Repository, remote: Repository) -> None:
         """Forget versions that are whole in the bucket, but for the latest of each run and tagged ones."""
@@ -372,9 +375,10 @@ def reached(disk: Path, address: Address) -> Repository | None:
     bucket = _Note.of(disk).bucket
     if not bucket and (disk / root.CATALOG).is_file():
         with Address(str(disk)).open("r") as local:
-            bucket = "" if local.catalog.latest() is None else "none"
+            if local.catalog.latest() is not None:
+                raise ConflictError(f"{disk} is a store of its own; name another directory as `local`.")
     if bucket not in ("", address.place):
-        raise ConflictError(f"{disk} is a store in front of {bucket}; name another directory as `local`.")
+        raise ConflictError(f"{disk} is in front of {bucket}; name another directory as `local`.")
     try:
         remote = address.open("r")
     except UnreachableError as error:
