@@ -19,9 +19,9 @@ PHRASES = re.compile(
 
 #: Globs of each area, and the largest number of phrases in it. A limit may only fall: lower it with the count.
 AREAS = {
-    "code": (["ckstore/**/*.py"], 5),
+    "code": (["ckstore/**/*.py"], 0),
     "tools": (["tools/**/*"], 0),
-    "docs": (["docs/**/*.md", "README.md", "CHANGELOG.md"], 3),
+    "docs": (["docs/**/*.md", "README.md", "CHANGELOG.md"], 0),
     "tests": (["tests/**/*.py"], 11),
 }
 

@@ -10,7 +10,7 @@ from ckstore.errors import UsageError
 from ckstore.lineage.planner import Choice, choose
 from ckstore.runtime.arguments import shown
 
-#: Restoring a version costs at most this many times what it would cost stored exactly and in full.
+#: Restoring a version costs at most this many times as much as if it were stored exactly and in full.
 BUDGET = 2.0
 
 #: Versions are planned for this part of the budget: measured factors are up to an eighth above the predicted ones.

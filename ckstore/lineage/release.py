@@ -33,7 +33,7 @@ def to_store_in_full(layers: Mapping[int, Layer], wanted: Container[int], price:
     """Return the keys of the objects to store in full, so that the `wanted` ones take the fewest bytes.
 
     Another object goes if nothing that stays is stored against it. The choice is optimal for written bytes that count
-    `price` times: a price above 1 leaves out what saves little.
+    `price` times: a price above 1 leaves out objects that save little.
     """
     order = _bases_first(layers)
     # The fewest bytes of all that is stored against an object, directly or not, if it stays and if it goes.

@@ -35,8 +35,8 @@ class Place(NamedTuple):
 BANDS = 8
 DIGITS = 8
 
-#: Elements of a band. Unrelated weights agree in sign and exponent with a chance of about 1/8 for each; those that are
-#: 5 % apart agree in seven of eight.
+#: Elements of a band. Unrelated weights agree in sign and exponent with a chance of about 1/8 for each; weights 5 %
+#: apart agree in seven of eight.
 _ELEMENTS = 6
 
 #: The places of a tensor's bands, as parts of it: the first ones of all tensors come first.

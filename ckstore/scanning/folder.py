@@ -183,7 +183,7 @@ def _candidates(directory: Path, folder: Path, left: list[Planned]) -> Iterator[
 
 
 def _passed_over(path: Path, folder: Path) -> Planned:
-    """Return a link to a directory or to nothing, or a file such as a pipe; what may be a checkpoint is refused."""
+    """Return a link to a directory or to nothing, or a file such as a pipe; a possible checkpoint is refused."""
     if not path.is_symlink():
         return Planned(path, note="is no regular file")
     target = os.readlink(path)

@@ -94,7 +94,7 @@ OnUnknown = Literal["raise", "pickle"]
 #: A sample has the last bytes of each stretch of an extent: a cache line of every 256 kB.
 _LINE = 64
 _STRETCH = 1 << 18
-#: Of elements that lie scattered it has one of so many bytes, which cost a cache line each.
+#: Of scattered elements it has one of each such stretch of bytes: each costs a cache line.
 _SPREAD = 1 << 14
 
 #: Returns the bytes at an address: `ctypes.string_at` in one call.
