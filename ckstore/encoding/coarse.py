@@ -28,7 +28,7 @@ from ckstore.encoding.common_step import CONCENTRATED, FIRST
 from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Master, Parent, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import LogModel, exponent_bias, member_rows, row_width, whole
-from ckstore.encoding.positives import loses_positives, may_lose
+from ckstore.encoding.positives import loses_positives, may_lose, steady_least
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
@@ -50,6 +50,9 @@ EARLY = 2.5
 
 #: Elsewhere it shrinks by two octaves for each octave of a tensor's agreement above the mean tensor's and this.
 _AGREEMENT = 0.25
+
+#: Octaves that the step of a steady first moment is below the smallest value, at least.
+_STEADY = 1
 
 #: Where less of the momentum is kept, values that are not 0 are doubled: the middle of the octave up to all of it.
 _KEPT = 0.5**0.5
@@ -261,18 +264,27 @@ class CoarseEncoder:
             estimate.origin = record.origin or record.id
         return estimate
 
-    def _estimate_first_moment(self, unit: Unit, bits: Bits, agreement: float | None, *, early: bool) -> Estimate:
+    def _estimate_first_moment(
+        self, unit: Unit, bits: Bits, agreement: float | None, *, early: bool
+    ) -> Estimate | None:
         finer = EARLY if early else min(EARLY, 2 * max(0.0, (agreement or 0.0) - _AGREEMENT))
         lowest, highest = STEP_RANGE[unit.dtype]
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents()
         step = round(model.level + FIRST_MOMENT - finer + log2(self.policy.quality))
+        limits = _steady_limits(unit, bits)
+        if limits is not None:
+            rows = whole(np.minimum(model.rows, limits - step))
         if unit.dtype == "float16":
             cols = cols[:0]  # The range of its steps is so small that rows and columns together may leave it.
         reach = sum(int(axis.min()) for axis in (rows, cols) if axis.size)
         top = sum(int(axis.max()) for axis in (rows, cols) if axis.size)
         step = min(max(step, lowest - reach), highest - top - 1)
         lattice = LinearLattice(unit.dtype, step, row_width(unit), rows, cols)
+        if limits is not None:
+            if (step + (rows if rows.size else 0) > limits).any():
+                return self._estimate_relative(unit, bits, is_moment=False)
+            return self._estimate_of(unit, bits, lattice, None)
         if agreement is None or _momentum_kept(unit, bits, lattice) > _KEPT:
             return self._estimate_of(unit, bits, lattice, None)
         return self._estimate_of(unit, bits, replace(lattice, step=step + 1), None, doubled=True)
@@ -360,10 +372,23 @@ def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
 
 def _tensor_limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
     """Return the same from whole tensors of a bundle: two of them may share a row."""
-    tensors = np.split(floats(bits, unit.dtype).astype(np.float64), np.cumsum(unit.member_counts)[:-1])
-    sizes = np.array([np.sqrt(np.square(tensor).sum() / max(tensor.size, 1)) for tensor in tensors])
+    sizes = np.array([np.sqrt(np.square(tensor).sum() / max(tensor.size, 1)) for tensor in _members(unit, bits)])
     with np.errstate(divide="ignore"):
         return member_rows(unit, np.where(sizes > 0, np.log2(_LARGEST_STEP * sizes), np.inf))
+
+
+def _members(unit: Unit, bits: Bits) -> list[npt.NDArray[np.float64]]:
+    """Return the values of a bundle's tensors."""
+    return np.split(floats(bits, unit.dtype).astype(np.float64), np.cumsum(unit.member_counts)[:-1])
+
+
+def _steady_limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64] | None:
+    """Return binary logarithms of the largest steps of a bundle's rows that keep steady values; None without any."""
+    least = np.array([steady_least(tensor) for tensor in _members(unit, bits)] if unit.is_bundle else [0.0])
+    if not least.any():
+        return None
+    with np.errstate(divide="ignore"):
+        return member_rows(unit, np.where(least > 0, np.floor(np.log2(least)) - _STEADY, np.inf))
 
 
 def _own_limits(unit: Unit, bits: Bits, limits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -13,6 +13,12 @@ from ckstore.objects.units import Unit
 #: Values that show most tensors to have negative ones.
 _FEW = 1 << 12
 
+#: Elements from which on a tensor's values show something.
+LEAST = 1 << 5
+
+#: Largest value of a steady tensor as a multiple of the smallest one.
+_STEADY = 1024.0
+
 
 def is_positive(values: npt.NDArray[Any]) -> bool:
     """Return whether no value is negative, and some are positive.
@@ -31,6 +37,22 @@ def loses_positives(unit: Unit, bits: Bits, decoded: Bits) -> bool:
     starts = np.cumsum([0, *unit.member_counts[:-1]]) if unit.is_bundle else np.zeros(1, np.int64)
     lost = np.logical_or.reduceat((values > 0) & (after <= 0), starts)
     return bool((lost & (np.minimum.reduceat(values, starts) >= 0)).any())
+
+
+def steady_least(values: npt.NDArray[Any]) -> float:
+    """Return the smallest value of a tensor if all are positive and within ten octaves; otherwise 0.
+
+    SGD with weight decay has such momenta for the gains of norms. Second moments reach over more octaves.
+
+    Examples
+    --------
+    >>> steady_least(np.full(32, 0.5)), steady_least(np.linspace(0.0, 1.0, 32)), steady_least(np.ones(2))
+    (0.5, 0.0, 0.0)
+    """
+    if values.size < LEAST or values[0] <= 0:
+        return 0.0
+    least = float(values.min())
+    return least if least > 0 and float(values.max()) <= _STEADY * least else 0.0
 
 
 def may_lose(unit: Unit, bits: Bits) -> bool:

@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, floats
 from ckstore.encoding.estimate import ReadUnit
+from ckstore.encoding.positives import LEAST, steady_least
 from ckstore.formats.layout import FileLayout, Path
 from ckstore.objects.roles import ADAM, State, state_of
 from ckstore.objects.units import Unit
 from ckstore.runtime.cached import cached_property
 
-#: Elements of a tensor that its partners are searched with, and at least; fewer elements show nothing.
+#: Elements of a tensor that its partners are searched with.
 _SAMPLE = 1 << 10
-_LEAST = 1 << 5
 
 #: Logarithms of a moment and of its partner are correlated by at least this; partners that are tried in this order.
 _CORRELATED = 0.3
@@ -133,7 +133,7 @@ class JudgedValues:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """One tensor, or a part of one, of at least `_LEAST` elements.
+    """One tensor, or a part of one, of at least `LEAST` elements.
 
     Attributes
     ----------
@@ -195,7 +195,7 @@ class _Judgement:
         read = self._reader(number)
         first = 0
         for member, (count, state) in enumerate(zip(counts, states, strict=True)):
-            if count >= _LEAST:
+            if count >= LEAST:
                 start = first + (count - min(count, _SAMPLE)) // 2
                 sample = read(start, start + min(count, _SAMPLE))
                 is_positive = bool(sample.min() >= 0) and _is_positive(read, first, count, unit.chunk)
@@ -213,10 +213,10 @@ class _Judgement:
         return state_of(self._values.layouts[place.file].extents[place.extent].path)
 
     def _doubt_first_moments(self, tensors: Sequence[_Tensor]) -> None:
-        """Doubt a first moment without a negative value, unless a second moment belongs to it."""
+        """Doubt a first moment without a negative value, unless it is small and steady or has a second moment."""
         doubted = [
             tensor for tensor in tensors
-            if self._values.units[tensor.number].role == "first" and tensor.is_positive
+            if self._values.units[tensor.number].role == "first" and tensor.is_positive and not self._is_steady(tensor)
         ]  # fmt: skip
         if not doubted:
             return
@@ -232,6 +232,12 @@ class _Judgement:
         for tensor in doubted:
             if tensor.state is None or tensor.state.parameter not in sound:
                 self.roles[tensor.number] = "relative"
+
+    def _is_steady(self, tensor: _Tensor) -> bool:
+        """Return whether no value of a bundle's tensor becomes 0."""
+        if not self._values.units[tensor.number].is_bundle or not steady_least(tensor.sample):
+            return False
+        return steady_least(self._reader(tensor.number)(tensor.first, tensor.first + tensor.count)) > 0
 
     def _note_pairs(self, pairs: Sequence[tuple[_Tensor, _Tensor]]) -> None:
         """Note the roles of first and second moments; those of an optimiser whose variances have roots stay exact."""
@@ -307,10 +313,13 @@ def _pairs(tensors: Sequence[_Tensor]) -> Iterator[tuple[_Tensor, _Tensor]]:
             related = _correlations([tensor.sample for tensor in seconds], [tensor.sample for tensor in firsts])
             for second, row in zip(seconds, related, strict=True):
                 for place in np.argsort(-row)[:_TRIED].tolist():
-                    if {second.name, firsts[place].name} == _OF_LAYERS:
-                        continue  # The gain of a norm and a bias: moments of one parameter are called alike.
-                    if row[place] > _CORRELATED and _may_be_moments(firsts[place].sample, second.sample):
-                        yield firsts[place], second
+                    first = firsts[place]
+                    if second.name != first.name:
+                        continue  # The gain of a norm and a bias, or a momentum: one parameter's moments have one name.
+                    if first.state and second.state and first.state.name == second.state.name != "":
+                        continue  # The same state of two parameters.
+                    if row[place] > _CORRELATED and _may_be_moments(first.sample, second.sample):
+                        yield first, second
                         break
 
 

@@ -266,6 +266,32 @@ def test_an_optimiser_alone_keeps_its_moments(store: ckstore.Store, place: Path)
     assert again == pytest.approx(losses, rel=0.25, abs=0.02)
 
 
+@pytest.mark.parametrize("name", ["momentum_buffer", "exp_avg", "mu"])
+def test_steady_positive_momenta_do_not_cost_their_neighbours(store: ckstore.Store, name: str) -> None:
+    """SGD with weight decay has them for the gains of norms; the others are as small as without them."""
+    others = {number: {name: draw(64, 200, seed=number, scale=1e-4)} for number in range(4)}
+    steady = {number: {name: 4e-3 + draw(100, seed=number, scale=1e-3).abs()} for number in range(4, 8)}
+    version = stored_as(store, {"optimizer": {"state": others | steady}}, "coarse")
+    assert version.stored_bytes < 4 * 64 * 200 * 4 / 8
+    for number in steady:
+        after = wide(version[f"optimizer/state/[{number}]/{name}"].torch())
+        assert np.abs(after / wide(steady[number][name]) - 1).max() <= 0.25
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("octaves", [0.1, 4, 9, 11, 30])
+@pytest.mark.parametrize("level", [-3, -17, -40, -125])
+def test_no_small_positive_momentum_becomes_0(
+    store: ckstore.Store, dtype: torch.dtype, octaves: float, level: float
+) -> None:
+    """Steady or not, next to larger ones in a bundle, and next to the smallest floats."""
+    values = torch.exp2(level + (torch.arange(90) / 89 - 1) * octaves).to(dtype)
+    large = draw(40, 90)
+    state = {0: {"momentum_buffer": large.to(dtype)}, 1: {"momentum_buffer": values}, 2: {"momentum_buffer": -values}}
+    version = stored_as(store, {"optimizer": {"state": state}}, "coarse")
+    assert zeroed(values, version["optimizer/state/[1]/momentum_buffer"].torch()) == 0
+
+
 def test_signs_and_sizes_of_unknown_states_stay(store: ckstore.Store) -> None:
     state = draw(300, 256, scale=1e-5)
     version = stored_as(store, {"optimizer": {"vars": {3: state}}}, "coarse")
