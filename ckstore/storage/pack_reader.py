@@ -59,6 +59,13 @@ _READS = 8
 #: Looks for a pack in segments, which may be replaced in between.
 _LOOKS = 4
 
+#: Packs that stay open where a process may have fewer files open than usual, and elsewhere. A chain of a coarse version
+#: has up to two dozen, and more packs than stay open are opened for each object again.
+_FEW, _MANY = 10, 32
+
+#: Files that a process may have open on most clusters.
+_USUAL = 1024
+
 
 class MissingPackError(IntegrityError):
     """A pack is missing: it was lost, or `gc` has replaced it."""
@@ -159,15 +166,15 @@ class PackReader:
     """Positioned reads from the packs of one store, for any number of threads.
 
     `path` is the directory in which packs are written: the store's own, or a mirror. `places` knows the packs in
-    segments. At most `limit` files stay open.
+    segments. Few files stay open.
     """
 
-    def __init__(self, storage: Storage, path: Path, places: Places, limit: int = 10) -> None:
+    def __init__(self, storage: Storage, path: Path, places: Places) -> None:
         self._storage = storage
         self.read_price = storage.read_price
         self._directory = path / root.PACKS
         self._places = places
-        self._open: Lru[str, OpenPack] = Lru(limit)
+        self._open: Lru[str, OpenPack] = Lru(_FEW if _open_files() < _USUAL else _MANY)
 
     @classmethod
     def of(cls, store: Path, places: Places | None = None) -> Self:
@@ -497,6 +504,17 @@ class PackReader:
             except FileNotFoundError:
                 raise missing(pack) from None
         return opened
+
+
+def _open_files() -> float:
+    """Return the number of files that this process may have open; 0 if it is unknown."""
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except (ImportError, OSError):
+        return 0
+    return float("inf") if most == resource.RLIM_INFINITY else most
 
 
 def read_shard_index(data: bytes, chunks: int, shard_length: int) -> list[tuple[int, int] | None]:

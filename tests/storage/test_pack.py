@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.runtime import zip_records
-from ckstore.storage import durable
+from ckstore.storage import durable, pack_reader
 from ckstore.storage import pack as pack_module
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import PackEntry, PackWriter
@@ -244,9 +244,11 @@ def test_a_truncation_while_open_is_found(store):
         reader.pread(name, 0, size)
 
 
-def test_open_files_are_bounded_and_shared_by_threads(store):
+def test_open_files_are_bounded_and_shared_by_threads(store, monkeypatch):
     names = [write(store, bytes([number]) * 1000) for number in range(12)]
-    reader = PackReader(DirectoryStorage(store), store, FoundPlaces(store), limit=3)
+    for usual in ("_FEW", "_MANY"):
+        monkeypatch.setattr(pack_reader, usual, 3)
+    reader = PackReader(DirectoryStorage(store), store, FoundPlaces(store))
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     wrong = []
 
