@@ -134,21 +134,22 @@ class LinearLattice:
 
         None if it differs between elements, or if the integers grow; `project` handles every case.
         """
-        alike = _exponent_difference(self.rows, base.rows).size == _exponent_difference(self.cols, base.cols).size == 0
-        return self.step - base.step if alike and self.step >= base.step else None
+        if self.step < base.step or not _are_equal(self.rows, base.rows) or not _are_equal(self.cols, base.cols):
+            return None
+        return self.step - base.step
 
-    def project(self, base: LinearLattice, integers: Integers, start: int) -> Integers:
-        """Shift integers of `base` onto this lattice; return the same array if nothing shifts."""
+    def project(self, base: LinearLattice, integers: Integers, start: int, *, in_place: bool = False) -> Integers:
+        """Shift integers of `base` onto this lattice; return the same array if nothing shifts, or if `in_place`."""
         from ckstore.kernels import lattice as kernels
 
         rows = _exponent_difference(self.rows, base.rows)
         cols = _exponent_difference(self.cols, base.cols)
         if self.step == base.step and not rows.size and not cols.size:
             return integers
-        out = empty(integers.size, np.int32)
-        kernels.linear_project(
-            aligned(integers), self.step - base.step, aligned(rows), aligned(cols), self.width, start, out
-        )
+        out = integers if in_place else empty(integers.size, np.int32)
+        if not in_place:
+            out[...] = integers
+        kernels.linear_project(out, self.step - base.step, aligned(rows), aligned(cols), self.width, start)
         return out
 
     def values(self, integers: Integers, start: int, out: Bits | None = None) -> Bits:
@@ -166,8 +167,12 @@ class LinearLattice:
         return narrowed(carrier, self.dtype, out) if is_short else carrier
 
 
+def _are_equal(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]) -> bool:
+    return own is base or (own.size == base.size and own.tobytes() == base.tobytes())
+
+
 def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
-    if own is base or own.size == base.size == 0 or (own.size == base.size and np.array_equal(own, base)):
+    if _are_equal(own, base):
         return NO_EXPONENTS
     if own.size and base.size:
         return own - base

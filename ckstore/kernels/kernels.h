@@ -48,9 +48,9 @@ int64_t KERNEL(statistics)(array values, array found);
 int64_t KERNEL(linear_quantise)(
     array values, int64_t step, array rows, array cols, int64_t width, int64_t start, int64_t doubled, array out);
 
-/* Write the integers of a base on a lattice whose exponents are larger by `shift` and those of rows and cols. */
-int64_t KERNEL(linear_project)(
-    array integers, int64_t shift, array rows, array cols, int64_t width, int64_t start, array out);
+/* Move the integers of a base, in place, to a lattice whose exponents are larger by `shift` and those of rows and cols.
+ */
+int64_t KERNEL(linear_project)(array integers, int64_t shift, array rows, array cols, int64_t width, int64_t start);
 
 /* Write ord(bits) - ord(predicted) modulo the width, or ord(bits) if `predicted` is null. If `mirrored`, both change
  * their sign where the predicted one is negative. All arrays have one unsigned type and size. */

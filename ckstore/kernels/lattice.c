@@ -158,39 +158,34 @@ enum { FARTHEST = 1 << 20 };
 /* Return value / 2^bits, rounded half up; clamped to a lattice's range if it grows. In 32 bits without branches, which
  * AVX2 shifts by a number for each element. */
 INLINE int32_t shifted(int32_t value, int32_t bits) {
-    int32_t left = bits < -24 ? 24 : bits < 0 ? -bits : 0, right = bits > 31 ? 31 : bits > 0 ? bits : 0;
-    int32_t before = bits > 32 ? 31 : bits > 1 ? bits - 1 : 0, bound = MAX_INTEGER >> left;
-    int32_t kept = value > bound ? bound : value;
+    int32_t near = bits < -24 ? -24 : bits > 31 ? 31 : bits, left = near < 0 ? -near : 0, right = near > 0 ? near : 0;
+    int32_t bound = near < 0 ? MAX_INTEGER >> left : INT32_MAX, kept = value > bound ? bound : value;
     kept = kept < -bound ? -bound : kept;
-    int32_t grown = (int32_t)((uint32_t)kept << left), shrunk = (value >> right) + (value >> before & (bits > 0));
-    return bits < 0 ? grown : shrunk;
+    return (int32_t)(((uint32_t)kept << left) + (UINT32_C(1) << right >> 1)) >> right;
 }
 
-int64_t KERNEL(linear_project)(
-    array integers, int64_t shift, array rows, array cols, int64_t width, int64_t start, array out) {
-    struct view from = input(integers), to = output(out);
+int64_t KERNEL(linear_project)(array integers, int64_t shift, array rows, array cols, int64_t width, int64_t start) {
+    struct view to = output(integers);
     struct grid grid;
-    if (!is_of(&from, I4, from.count) || !is_of(&to, I4, from.count) ||
-        !make_grid(&grid, shift, rows, cols, width, start, from.count))
+    if (!is_of(&to, I4, to.count) || !make_grid(&grid, shift, rows, cols, width, start, to.count))
         return MISFIT;
-    const int32_t *restrict source = (const int32_t *)from.data;
     int32_t *restrict target = (int32_t *)to.data;
-    for (int64_t k = 0; k < from.count;) {
-        int64_t end = k + least(from.count - k, grid.width - grid.col), bits = row_exponent(&grid);
+    for (int64_t k = 0; k < to.count;) {
+        int64_t end = k + least(to.count - k, grid.width - grid.col), bits = row_exponent(&grid);
         int32_t own = (int32_t)least(most(bits, -FARTHEST), FARTHEST);
         if (grid.cols) {
             const int16_t *restrict cols = grid.cols + grid.col;
             for (int64_t i = 0; i < end - k; i++)
-                target[k + i] = shifted(source[k + i], own + cols[i]);
+                target[k + i] = shifted(target[k + i], own + cols[i]);
         } else if (bits >= 0) {
             /* By far the most common case, vectorised in 32 bits. No integer of a lattice has more. */
             int64_t right = least(bits, 30);
             uint32_t half = (UINT32_C(1) << right) >> 1;
             for (int64_t i = k; i < end; i++)
-                target[i] = (int32_t)((uint32_t)source[i] + half) >> right;
+                target[i] = (int32_t)((uint32_t)target[i] + half) >> right;
         } else
             for (int64_t i = k; i < end; i++)
-                target[i] = shifted(source[i], own);
+                target[i] = shifted(target[i], own);
         advance(&grid, end - k);
         k = end;
     }

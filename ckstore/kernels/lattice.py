@@ -16,7 +16,7 @@ from ckstore.kernels.native import Array, check, function
 
 _statistics = function("statistics", "pp")
 _linear_quantise = function("linear_quantise", "pippiiip")
-_linear_project = function("linear_project", "pippiip")
+_linear_project = function("linear_project", "pippii")
 _ordinal_difference = function("ordinal_difference", "ppip")
 _ordinal_correct = function("ordinal_correct", "ppi")
 _magnitude_classes = function("magnitude_classes", "piiip")
@@ -44,13 +44,13 @@ def linear_quantise(
     check(_linear_quantise(id(values), step, id(rows), id(cols), width, start, doubled, id(out)))
 
 
-def linear_project(integers: Array, shift: int, rows: Array, cols: Array, width: int, start: int, out: Array) -> None:
-    """Write the integers of a base on a lattice whose exponents are larger by ``shift + rows[i] + cols[j]``.
+def linear_project(integers: Array, shift: int, rows: Array, cols: Array, width: int, start: int) -> None:
+    """Move the integers of a base, in place, to a lattice of exponents larger by ``shift + rows[i] + cols[j]``.
 
     Right shifts round half up: a floor would move every value by half a step. Results are clamped to the lattice's
     range.
     """
-    check(_linear_project(id(integers), shift, id(rows), id(cols), width, start, id(out)))
+    check(_linear_project(id(integers), shift, id(rows), id(cols), width, start))
 
 
 def ordinal_difference(bits: Array, predicted: Array | None, is_mirrored: bool, out: Array) -> None:

@@ -209,7 +209,8 @@ class ObjectReader:
         payload = self.stored.payload(level, chunk)
         shift = None if payload is None else level.lattice.shift_from(below.lattice)
         if shift is None:
-            integers = level.lattice.project(below.lattice, integers, chunk * level.chunk)
+            is_own = integers.flags.writeable
+            integers = level.lattice.project(below.lattice, integers, chunk * level.chunk, in_place=is_own)
             shift = 0
         if payload is None:
             return integers

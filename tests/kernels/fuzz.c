@@ -161,8 +161,7 @@ static void decode_values(struct input from) {
         break;
     case 4:
         KERNEL(linear_project)(
-            make(&integers, I4, count, from.bytes, from.left), step, &rows, &cols, width, start,
-            make(&out, I4, count, 0, 0));
+            make(&integers, I4, count, from.bytes, from.left), step, &rows, &cols, width, start);
         break;
     case 5:
     case 6:

@@ -64,8 +64,9 @@ def test_integers_of_any_size_move_by_any_exponent(step):
     cols = np.arange(-45, 46, dtype=np.int16)
     column = np.array([0, 1, 2, 3, 5, (1 << 24) - 1, 1 << 24, -1, -2, -3, -5, 1 - (1 << 24), -1 << 24], np.int32)
     rows = np.arange(column.size, dtype=np.int16) - 6
-    integers, out = np.repeat(column, cols.size), np.empty(column.size * cols.size, np.int32)
-    kernels.linear_project(integers, step, rows, cols, cols.size, 0, out)
+    integers = np.repeat(column, cols.size)
+    out = integers.copy()
+    kernels.linear_project(out, step, rows, cols, cols.size, 0)
     shift = (step + rows.astype(np.int64)[:, None] + cols).ravel()
     assert np.array_equal(out, reference.linear_project(integers, shift))
 
