@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from ckstore.encoding.budget import Budget
+from ckstore.encoding.budget import Budget, is_planned_last
 from ckstore.encoding.casts import Casts
 from ckstore.encoding.estimate import Encoded, Parent
 from ckstore.encoding.estimator import Estimator
@@ -93,7 +93,8 @@ def store_objects(
     if request.parent is not None and not is_coarse:
         parents = with_longer(repository, values.cut, parents, request.parent)
     estimator = Estimator(reader, values, request.policy, parents, request.gradients, Casts(values))
-    budget = version_budget(reader, values.layouts, values.size, parents.values(), request.budget)
+    nbytes = sum(unit.nbytes for unit in values.units)
+    budget = version_budget(reader, values.layouts, nbytes, parents.values(), request.budget)
     objects = _Objects(reader, resolver, values)
     with (
         nullcontext() if windows is None else one_ahead(windows, values.size) as stream,
@@ -163,12 +164,12 @@ def store_raw(
 
 
 def version_budget(
-    reader: ObjectReader, layouts: Sequence[FileLayout], size: int, parents: Iterable[Parent], budget: float
+    reader: ObjectReader, layouts: Sequence[FileLayout], nbytes: int, parents: Iterable[Parent], budget: float
 ) -> Budget:
-    """Return the budget to plan a version's `size` bytes of objects within; lost objects of the parent do not count."""
+    """Return the budget to plan a version's `nbytes` of objects within; lost objects of the parent do not count."""
     full = cost(assembly_work(layouts))
     longest = reader.chains.deepest([item.id for item in parents])
-    return Budget(full + LEVEL * (1 + longest), full, size, budget)
+    return Budget(full + LEVEL * (1 + longest), full, nbytes, budget)
 
 
 def _encoded(pool: Executor, estimator: Estimator, windows: Iterator[Window], budget: Budget) -> Iterator[_Job]:
@@ -210,6 +211,8 @@ class _Objects:
         exact = [content for content, unit in units.items() if not (is_coarse and estimator.may_be_coarse(unit))]
         self._look_up(exact, budget)
         todo = [item for item in units.items() if item[0] not in self.known]
+        if is_coarse:
+            todo.sort(key=lambda item: is_planned_last(item[1]))
         yield from batches(todo, lambda item: item[1].nbytes, WINDOW)
 
     def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ckstore.codecs.lattice import STEP_RANGE
 from ckstore.commit.change import Change
 from ckstore.commit.costs import own_bytes, present_costs, update_costs
-from ckstore.encoding.budget import BUDGET
+from ckstore.encoding.budget import BUDGET, is_planned_last
 from ckstore.encoding.casts import Casts
 from ckstore.encoding.estimate import Encoded, Estimate, Parent
 from ckstore.encoding.estimator import Estimator
@@ -382,7 +382,8 @@ class _Thinning:
         objects = list(self.version.document.objects)
         facts: dict[int, CoarseUnit] = {}
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            for window in batches(range(len(units)), lambda number: units[number].nbytes, WINDOW):
+            planned = sorted(range(len(units)), key=lambda number: is_planned_last(units[number]))
+            for window in batches(planned, lambda number: units[number].nbytes, WINDOW):
                 estimated = pool.map(estimator.coarse_estimate, [units[number] for number in window])
                 estimates = dict(zip(window, estimated, strict=True))
                 coarse = {unit: estimate for unit, estimate in estimates.items() if estimate is not None}

@@ -53,6 +53,28 @@ def test_a_budget_is_kept_and_a_larger_one_takes_fewer_bytes(tmp_path: Path) -> 
     assert stored[1e9] < stored[1.5] < stored[1.0]
 
 
+def test_weights_have_the_budget_that_moments_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several windows as in one: sizes are alike."""
+    stored = []
+    for window in (1 << 30, 1 << 20):
+        monkeypatch.setattr("ckstore.writing.storing.WINDOW", window)
+        generator = np.random.default_rng(3)
+        weights = [(generator.standard_normal((512, 512)) * 0.02).astype(np.float32) for _ in range(4)]
+        with ckstore.init(tmp_path / str(window)) as store:
+            for step in range(20):
+                weights = [one + (generator.standard_normal(one.shape) * 1e-5).astype(np.float32) for one in weights]
+                moments = [(generator.standard_normal(one.shape) * 1e-4).astype(np.float32) for one in weights]
+                states = {number: {"exp_avg": one, "exp_avg_sq": one**2} for number, one in enumerate(moments)}
+                model = {str(number): one for number, one in enumerate(weights)}
+                state = {"model": model, "optimizer": {"state": states}}
+                assert (
+                    store.ingest(state, run="r", step=step, policy="coarse", hot=0, max_restore_cost=1.2).version.cost
+                    <= 1.2
+                )
+            stored.append(sum(version.stored_bytes for version in store.run("r").versions))
+    assert stored[1] < 1.02 * stored[0], stored
+
+
 @pytest.mark.parametrize("budget", [0.5, 0.0, -1.0, float("nan")])
 def test_budgets_below_one_are_refused(tmp_path: Path, budget: float) -> None:
     with ckstore.init(tmp_path / "store") as store:

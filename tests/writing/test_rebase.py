@@ -164,8 +164,9 @@ def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: 
             weights[step] += 1
         rows = store._catalog.versions()
         assert 1 < max(row.depth for row in rows) < 15
-        # Plans rest on estimated sizes.
-        assert max(row.cost for row in rows) == pytest.approx(PLANNED * BUDGET, rel=0.01)
+        # Another level would exceed the plan, which rests on estimated sizes.
+        level, most = rows[1].cost - rows[0].cost, max(row.cost for row in rows)
+        assert PLANNED * BUDGET - level < most <= PLANNED * BUDGET
 
 
 def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
