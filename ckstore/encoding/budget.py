@@ -30,7 +30,7 @@ def checked_budget(budget: Any) -> float:
 
 
 def is_planned_last(unit: Unit) -> bool:
-    """Return whether a unit of a coarse version has what others leave of the budget: moments have one way each."""
+    """Return whether a unit of a coarse version has the rest of the others' budget: moments have one way each."""
     return unit.role in ("weight", "vector")
 
 

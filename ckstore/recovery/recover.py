@@ -18,7 +18,7 @@ from ckstore.recovery.lost_packs import lost_packs
 from ckstore.repository import Repository
 from ckstore.runtime.arguments import PATH, checked
 from ckstore.runtime.collector import collection_seldom
-from ckstore.storage import change_log, log_files, reserve, root
+from ckstore.storage import change_log, durable, log_files, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.connection import WRITES, remove_claims
@@ -141,6 +141,28 @@ def _last_number(present: Catalog) -> int:
         return _claimed(present) or 0
 
 
+def _last_settings(
+    records: Sequence[Mapping[str, Any]], versions: FoundVersions
+) -> dict[tuple[str, Any], Mapping[str, Any]]:
+    """Return the last change of each tag, of each version's metrics and of each run's policy, by kind and name."""
+    found: dict[tuple[str, Any], Mapping[str, Any]] = {
+        ("tag", tag): {"change": "tag", "tag": tag, "version": versions.meant(number, when)}
+        for tag, (number, when) in last_targets(records).items()
+    }
+    for record in records:
+        change = record.get("change")
+        if change == "metrics":
+            number = versions.meant(record["version"], record["created"])
+            found[change, number] = {"change": change, "version": number, "metrics": record["metrics"]}
+        elif change == "policy" and record["policy"] is not None:
+            found[change, record["run"]] = {"change": change, "run": record["run"], "policy": record["policy"]}
+        elif change == "policy":
+            found.pop((change, record["run"]), None)
+        elif change == "rename" and (moved := found.pop(("policy", record.get("from")), None)):
+            found["policy", record["run"]] = {**moved, "run": record["run"]}
+    return found
+
+
 class _Builder:
     def __init__(self, path: Path, catalog: Catalog, present: Catalog | None, report: RecoverReport) -> None:
         self.path = path
@@ -159,6 +181,9 @@ class _Builder:
         self.objects = FoundObjects()
         self.last_number = 0
         self.rebased = False
+        # Rows of the current catalog, if the log lost records, and the records that these rows lack.
+        self.kept: Mapping[str, VersionRow] = {}
+        self.later: Sequence[Mapping[str, Any]] = ()
         # The log's last record, and the records that this recovery adds.
         self.last = ""
         self.logged: list[str] = []
@@ -214,6 +239,7 @@ class _Builder:
         if self.present is not None:
             self.last_number = max(self.last_number, _last_number(self.present))
         before, later = self._since(records, rows, is_whole=not problems)
+        self.kept, self.later = before, later
         marks = change_log.superseded(later, [uid for uid, row in before.items() if row.superseded])
         runs = {uid: row.run for uid, row in before.items()} | change_log.renamed(later)
         versions = FoundVersions(self.found, records, rows, self.last_number, marks, runs, self._is_whole)
@@ -242,13 +268,14 @@ class _Builder:
 
     def _repeat(self, records: Sequence[dict[str, Any]], versions: FoundVersions) -> None:
         """Repeat the log's changes of tags, metrics and policies, and note the last collection."""
-        self._tag(records, versions)
-        for record in records:
+        settings = self._settings(records, versions) if self.kept else records
+        self._tag(settings, versions)
+        for record in settings:
             if record.get("change") == "metrics":
                 number = versions.meant(record["version"], record["created"])
                 if number in versions.versions:
                     self.catalog.update_version(number, metrics=record["metrics"])
-        for record in records:
+        for record in settings:
             if record.get("change") == "policy":
                 self.catalog.set_policy(record["run"], record["policy"])
             elif record.get("change") == "rename" and "from" in record:
@@ -258,6 +285,34 @@ class _Builder:
         collected = [record["created"] for record in records if record.get("change") == "gc"]
         if collected:
             self.catalog.note_collected(collected[-1])
+
+    def _settings(self, records: Sequence[Mapping[str, Any]], versions: FoundVersions) -> list[Mapping[str, Any]]:
+        """Return records of the current catalog's tags, metrics and policies, and later ones; log the lost ones."""
+        assert self.present is not None
+        remaining = {version.uid: version for version in versions.versions.values()}
+        rows = {row.number: (row, remaining[uid]) for uid, row in self.kept.items() if uid in remaining}
+        found: list[dict[str, Any]] = [
+            {"change": "tag", "tag": tag, "version": rows[number][1].number if number in rows else number}
+            for tag, number in self.present.tags().items()
+        ]
+        found += [
+            {"change": "metrics", "version": version.number, "metrics": row.metrics}
+            for row, version in rows.values()
+            if row.metrics != version.document.metrics
+        ]
+        found += [{"change": "policy", "run": run, "policy": text} for run, text in self.present.policies().items()]
+        now = durable.timestamp()
+        settings: list[Mapping[str, Any]] = [*({**record, "created": now} for record in found), *self.later]
+        logged, wanted = _last_settings(records, versions), _last_settings(settings, versions)
+        for key, record in wanted.items():
+            if logged.get(key) != record:
+                self._log(record)
+        for change, name in logged.keys() - wanted.keys():
+            if change == "tag":
+                self._log({"change": "untag", "tag": name})
+            elif change == "policy":
+                self._log({"change": "policy", "run": name, "policy": None})
+        return settings
 
     def _since(
         self, records: Sequence[Mapping[str, Any]], rows: Mapping[str, VersionRow] | None, *, is_whole: bool
@@ -350,7 +405,7 @@ class _Builder:
         )
         self.report.versions += 1
 
-    def _tag(self, records: Sequence[dict[str, Any]], versions: FoundVersions) -> None:
+    def _tag(self, records: Sequence[Mapping[str, Any]], versions: FoundVersions) -> None:
         for tag, (number, when) in sorted(last_targets(records).items()):
             meant = versions.meant(number, when)
             if meant not in versions.versions:

@@ -176,6 +176,44 @@ def test_the_last_log_record_that_is_lost(small: Path) -> None:
     assert recover(small).problems == []
 
 
+@pytest.mark.parametrize("number", range(1, 8))
+def test_settings_that_only_the_catalog_has(tmp_path: Path, number: int) -> None:
+    """A record is lost, not what it said: it is logged again, once."""
+
+    def settings(place: Path) -> Any:
+        with ckstore.open(place) as opened:
+            catalog = opened._catalog
+            rows = {row.number: row.metrics for row in catalog.versions()}
+            return catalog.tags(), catalog.policies(), rows, [tag for tag in ("first", "best") if tag in opened]
+
+    place = tmp_path / "store"
+    with ckstore.init(place) as store:
+        for step in range(3):
+            store.ingest({"w": np.full(9, step, np.float32)}, run="r", step=step)
+        log = place / "log"
+        count = len(list(log.iterdir()))
+        store.tag("r@0", "first")
+        store.tag("r@1", "best")
+        store.untag("best")
+        store.tag("r@2", "last")
+        store.set_metrics("r@1", {"loss": 0.5})
+        store.set_policy(ckstore.Policy("coarse"), run="r")
+        store.set_policy(None, run="r")
+        store.set_policy(ckstore.Policy(hot=3), run="r")
+    before = settings(place)
+    lost = sorted(log.iterdir())[count + number - 1]
+    lost.unlink()
+    [problem] = recover(place).problems
+    assert "is missing" in problem
+    assert settings(place) == before
+    files = set(log.iterdir())
+    recover(place)
+    assert set(log.iterdir()) == files
+    (place / "catalog.sqlite").unlink()
+    recover(place)
+    assert settings(place) == before
+
+
 def test_a_missing_log(store: ckstore.Store) -> None:
     rows = store._catalog.versions()
     shutil.rmtree(store.path / "log")
