@@ -178,7 +178,7 @@ def test_the_last_log_record_that_is_lost(small: Path) -> None:
 
 @pytest.mark.parametrize("number", range(1, 8))
 def test_settings_that_only_the_catalog_has(tmp_path: Path, number: int) -> None:
-    """A record is lost, not what it said: it is logged again, once."""
+    """A record is lost, but its tag, metric or policy is logged again, once."""
 
     def settings(place: Path) -> Any:
         with ckstore.open(place) as opened:
