@@ -46,6 +46,8 @@ class Budget:
         self._share = (self._factor * full - fixed) / nbytes if nbytes else 0.0
         self._ahead = nbytes
         self._left = 0.0
+        #: Whether a surplus is spread over all that follows; otherwise the next objects have it. Casts follow masters.
+        self.spreads = True
 
     def add(self, nbytes: int, full: float, spent: float) -> None:
         """Account for stored objects: pass their surplus or deficit on to the others."""
@@ -56,7 +58,7 @@ class Budget:
         """Return choices for objects within their share, and their part of the surplus of those before."""
         nbytes = sum(estimate.unit.nbytes for estimate in estimates)
         full = sum(estimate.full_cost for estimate in estimates)
-        part = self._left * nbytes / max(self._ahead, nbytes, 1)
+        part = self._left * (nbytes / max(self._ahead, nbytes, 1) if self.spreads else 1.0)
         choices = choose(
             [estimate.candidates for estimate in estimates], self._share * nbytes + self._factor * full + part
         )

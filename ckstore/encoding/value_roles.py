@@ -148,7 +148,7 @@ class _Tensor:
     sample
         Values at places that depend on `count` alone.
     name
-        `weight` or `bias` of a layer; otherwise empty.
+        `weight` or `bias` of a layer, or the state if the path ends with it; otherwise empty.
     """
 
     number: int
@@ -204,7 +204,7 @@ class _Judgement:
                 shape = extent.shape if unit.is_bundle else (*unit.shape, len(unit.members))
                 tree = place.file, extent.path[:-1][:1]
                 last = str(extent.path[-1]).rpartition(".")[2]
-                name = last if last in _OF_LAYERS else ""
+                name = last if last in _OF_LAYERS or (state is not None and last == state.name) else ""
                 yield _Tensor(number, first, count, shape, tree, state, is_positive, sample, name)
             first += count
 
@@ -314,10 +314,10 @@ def _pairs(tensors: Sequence[_Tensor]) -> Iterator[tuple[_Tensor, _Tensor]]:
             for second, row in zip(seconds, related, strict=True):
                 for place in np.argsort(-row)[:_TRIED].tolist():
                     first = firsts[place]
-                    if second.name != first.name:
-                        continue  # The gain of a norm and a bias, or a momentum: one parameter's moments have one name.
-                    if first.state and second.state and first.state.name == second.state.name != "":
-                        continue  # The same state of two parameters.
+                    if {second.name, first.name} == _OF_LAYERS:
+                        continue  # The gain of a norm and a bias: moments of one parameter are called alike.
+                    if first.name not in ("", *_OF_LAYERS) and second.name in (first.name, *_OF_LAYERS):
+                        continue  # A state of two parameters, or a state and the gain of a norm.
                     if row[place] > _CORRELATED and _may_be_moments(first.sample, second.sample):
                         yield first, second
                         break

@@ -101,7 +101,9 @@ class FoundVersions:
         self._name_lost()
 
     def meant(self, number: int, when: str) -> int:
-        """Return the current number of the version that had a number at a time."""
+        """Return the current number of the version that had a number at a time; the number itself without a time."""
+        if not when:
+            return number
         best: FoundVersion | None = None
         for version in self._by_number.get(number, ()):
             before = not version.renumbered or when < version.renumbered

@@ -18,7 +18,7 @@ from ckstore.recovery.lost_packs import lost_packs
 from ckstore.repository import Repository
 from ckstore.runtime.arguments import PATH, checked
 from ckstore.runtime.collector import collection_seldom
-from ckstore.storage import change_log, durable, log_files, reserve, root
+from ckstore.storage import change_log, log_files, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.connection import WRITES, remove_claims
@@ -182,7 +182,7 @@ class _Builder:
         self.last_number = 0
         self.rebased = False
         # Rows of the current catalog, if the log lost records, and the records that these rows lack.
-        self.kept: Mapping[str, VersionRow] = {}
+        self.kept: Mapping[str, VersionRow] | None = None
         self.later: Sequence[Mapping[str, Any]] = ()
         # The log's last record, and the records that this recovery adds.
         self.last = ""
@@ -239,7 +239,7 @@ class _Builder:
         if self.present is not None:
             self.last_number = max(self.last_number, _last_number(self.present))
         before, later = self._since(records, rows, is_whole=not problems)
-        self.kept, self.later = before, later
+        self.kept, self.later = None if before is not rows else before, later
         marks = change_log.superseded(later, [uid for uid, row in before.items() if row.superseded])
         runs = {uid: row.run for uid, row in before.items()} | change_log.renamed(later)
         versions = FoundVersions(self.found, records, rows, self.last_number, marks, runs, self._is_whole)
@@ -268,7 +268,7 @@ class _Builder:
 
     def _repeat(self, records: Sequence[dict[str, Any]], versions: FoundVersions) -> None:
         """Repeat the log's changes of tags, metrics and policies, and note the last collection."""
-        settings = self._settings(records, versions) if self.kept else records
+        settings = records if self.kept is None else self._settings(self.kept, records, versions)
         self._tag(settings, versions)
         for record in settings:
             if record.get("change") == "metrics":
@@ -286,11 +286,14 @@ class _Builder:
         if collected:
             self.catalog.note_collected(collected[-1])
 
-    def _settings(self, records: Sequence[Mapping[str, Any]], versions: FoundVersions) -> list[Mapping[str, Any]]:
+    def _settings(
+        self, kept: Mapping[str, VersionRow], records: Sequence[Mapping[str, Any]], versions: FoundVersions
+    ) -> list[Mapping[str, Any]]:
         """Return records of the current catalog's tags, metrics and policies, and later ones; log the lost ones."""
         assert self.present is not None
         remaining = {version.uid: version for version in versions.versions.values()}
-        rows = {row.number: (row, remaining[uid]) for uid, row in self.kept.items() if uid in remaining}
+        rows = {row.number: (row, remaining[uid]) for uid, row in kept.items() if uid in remaining}
+        logged = _last_settings(records, versions)
         found: list[dict[str, Any]] = [
             {"change": "tag", "tag": tag, "version": rows[number][1].number if number in rows else number}
             for tag, number in self.present.tags().items()
@@ -298,12 +301,14 @@ class _Builder:
         found += [
             {"change": "metrics", "version": version.number, "metrics": row.metrics}
             for row, version in rows.values()
-            if row.metrics != version.document.metrics
+            if row.metrics != version.document.metrics or ("metrics", version.number) in logged
         ]
+        back = {version.number for uid, version in remaining.items() if uid not in kept and not version.renumbered}
+        back -= {version.number for version in versions.renumbered}
+        found += [dict(record) for (kind, number), record in logged.items() if kind == "metrics" and number in back]
         found += [{"change": "policy", "run": run, "policy": text} for run, text in self.present.policies().items()]
-        now = durable.timestamp()
-        settings: list[Mapping[str, Any]] = [*({**record, "created": now} for record in found), *self.later]
-        logged, wanted = _last_settings(records, versions), _last_settings(settings, versions)
+        settings: list[Mapping[str, Any]] = [*({**record, "created": ""} for record in found), *self.later]
+        wanted = _last_settings(settings, versions)
         for key, record in wanted.items():
             if logged.get(key) != record:
                 self._log(record)

@@ -92,9 +92,11 @@ def store_objects(
         parents = with_relatives(repository, values, parents, request.parent, request.bands)
     if request.parent is not None and not is_coarse:
         parents = with_longer(repository, values.cut, parents, request.parent)
-    estimator = Estimator(reader, values, request.policy, parents, request.gradients, Casts(values))
+    casts = Casts(values)
+    estimator = Estimator(reader, values, request.policy, parents, request.gradients, casts)
     nbytes = sum(unit.nbytes for unit in values.units)
     budget = version_budget(reader, values.layouts, nbytes, parents.values(), request.budget)
+    budget.spreads = not (is_coarse and casts.copies)
     objects = _Objects(reader, resolver, values)
     with (
         nullcontext() if windows is None else one_ahead(windows, values.size) as stream,
@@ -211,7 +213,7 @@ class _Objects:
         exact = [content for content, unit in units.items() if not (is_coarse and estimator.may_be_coarse(unit))]
         self._look_up(exact, budget)
         todo = [item for item in units.items() if item[0] not in self.known]
-        if is_coarse:
+        if is_coarse and budget.spreads:
             todo.sort(key=lambda item: is_planned_last(item[1]))
         yield from batches(todo, lambda item: item[1].nbytes, WINDOW)
 

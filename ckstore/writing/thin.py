@@ -376,13 +376,17 @@ class _Thinning:
         reader, units = self.batch.reader, self.version.layout.units
         parents = self._parents()
         values = StoredValues(self.version)
-        estimator = Estimator(reader, values, self.batch.policy, parents, casts=Casts(values))
+        casts = Casts(values)
+        estimator = Estimator(reader, values, self.batch.policy, parents, casts=casts)
         size = sum(unit.nbytes for unit in units)
         budget = version_budget(reader, self.version.layout.files, size, parents.values(), BUDGET)
+        budget.spreads = not casts.copies
         objects = list(self.version.document.objects)
         facts: dict[int, CoarseUnit] = {}
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            planned = sorted(range(len(units)), key=lambda number: is_planned_last(units[number]))
+            planned = [*range(len(units))]
+            if budget.spreads:
+                planned.sort(key=lambda number: is_planned_last(units[number]))
             for window in batches(planned, lambda number: units[number].nbytes, WINDOW):
                 estimated = pool.map(estimator.coarse_estimate, [units[number] for number in window])
                 estimates = dict(zip(window, estimated, strict=True))

@@ -214,6 +214,52 @@ def test_settings_that_only_the_catalog_has(tmp_path: Path, number: int) -> None
     assert settings(place) == before
 
 
+def test_metrics_that_were_set_back_when_the_record_is_lost(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with ckstore.init(place) as store:
+        store.ingest({"w": np.ones(9, np.float32)}, run="r", step=0, metrics={"loss": 1.0})
+        store.set_metrics("r@0", {"loss": 2.0})
+        store.set_metrics("r@0", {"loss": 1.0})
+        store.tag("r@0", "x")
+    sorted((place / "log").iterdir())[-2].unlink()
+    recover(place)
+    (place / "catalog.sqlite").unlink()
+    recover(place)
+    with ckstore.open(place) as store:
+        assert store["r@0"].metrics["loss"] == 1.0
+
+
+def test_a_policy_of_a_store_without_versions_when_the_record_is_lost(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with ckstore.init(place) as store:
+        store.set_policy(ckstore.Policy("coarse"))
+        store.set_policy(ckstore.Policy(hot=3))
+        before = store._catalog.policies()
+    sorted((place / "log").iterdir())[-1].unlink()
+    recover(place)
+    with ckstore.open(place) as store:
+        assert store._catalog.policies() == before
+
+
+def test_tags_stay_with_their_versions_when_another_has_the_number_and_a_record_is_lost(tmp_path: Path) -> None:
+    for run in ("r", "other"):
+        with ckstore.init(tmp_path / run) as store:
+            for step in range(2):
+                store.ingest({"w": np.full(9, step + len(run), np.float32)}, run=run, step=step)
+    with ckstore.open(tmp_path / "r") as store:
+        store.tag("r@1", "keep")
+        store.set_metrics("r@1", {"loss": 1.0})
+        store.tag("r@0", "last")
+    for pack in (tmp_path / "other" / "packs").iterdir():
+        shutil.copy(pack, tmp_path / "r" / "packs")
+    sorted((tmp_path / "r" / "log").iterdir())[-1].unlink()
+    recover(tmp_path / "r")
+    with ckstore.open(tmp_path / "r") as store:
+        assert (store["keep"].name, store["last"].name) == ("r@1", "r@0")
+        assert store["keep"].metrics["loss"] == 1.0
+        assert "loss" not in store["other@1"].metrics
+
+
 def test_a_missing_log(store: ckstore.Store) -> None:
     rows = store._catalog.versions()
     shutil.rmtree(store.path / "log")
