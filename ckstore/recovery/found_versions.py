@@ -14,6 +14,9 @@ from ckstore.storage.catalog import VersionRow
 from ckstore.storage.change_log import gaps
 from ckstore.storage.scan_packs import ScannedPack
 
+#: The version's number of each tag, the metrics of each version and the policy of each run, by kind and name.
+Settings = dict[tuple[str, Any], Any]
+
 
 @dataclass(slots=True)
 class FoundVersion:
@@ -101,9 +104,7 @@ class FoundVersions:
         self._name_lost()
 
     def meant(self, number: int, when: str) -> int:
-        """Return the current number of the version that had a number at a time; the number itself without a time."""
-        if not when:
-            return number
+        """Return the current number of the version that had a number at a time."""
         best: FoundVersion | None = None
         for version in self._by_number.get(number, ()):
             before = not version.renumbered or when < version.renumbered
@@ -112,6 +113,23 @@ class FoundVersions:
                 best = version
         present = number if best is None else best.number
         return self._copies.get(present, present)
+
+    def settings(self, records: Iterable[Mapping[str, Any]], before: Settings | None = None) -> Settings:
+        """Return the settings after the changes of records, which follow those `before`."""
+        found = {} if before is None else before.copy()
+        for record in records:
+            change = record.get("change")
+            if change == "tag":
+                found[change, record["tag"]] = self.meant(record["version"], record["created"])
+            elif change == "untag":
+                found.pop(("tag", record["tag"]), None)
+            elif change == "metrics":
+                found[change, self.meant(record["version"], record["created"])] = record["metrics"]
+            elif change == "policy":
+                found[change, record["run"]] = record["policy"]
+            elif change == "rename" and "from" in record:
+                found["policy", record["run"]] = found.pop(("policy", record["from"]), None)
+        return {key: value for key, value in found.items() if value is not None}
 
     def parent(self, version: FoundVersion) -> int | None:
         """Return the nearest remaining ancestor."""
@@ -395,14 +413,3 @@ def found_version(pack: ScannedPack) -> FoundVersion | None:
     if document is None:
         return None
     return FoundVersion(replace(pack, blobs={}), document, document.number, document.uid, document.step, document.run)
-
-
-def last_targets(records: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
-    """Return the last target of each remaining tag: a number, and the time."""
-    tags: dict[str, tuple[int, str]] = {}
-    for record in records:
-        if record.get("change") == "tag":
-            tags[record["tag"]] = record["version"], record["created"]
-        elif record.get("change") == "untag":
-            tags.pop(record["tag"], None)
-    return tags

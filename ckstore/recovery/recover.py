@@ -13,7 +13,7 @@ from ckstore.encoding.object_writer import version_row
 from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.objects.documents import ManifestDocument
 from ckstore.recovery.found_objects import FoundObjects
-from ckstore.recovery.found_versions import FoundVersion, FoundVersions, found_version, last_targets
+from ckstore.recovery.found_versions import FoundVersion, FoundVersions, Settings, found_version
 from ckstore.recovery.lost_packs import lost_packs
 from ckstore.repository import Repository
 from ckstore.runtime.arguments import PATH, checked
@@ -141,26 +141,10 @@ def _last_number(present: Catalog) -> int:
         return _claimed(present) or 0
 
 
-def _last_settings(
-    records: Sequence[Mapping[str, Any]], versions: FoundVersions
-) -> dict[tuple[str, Any], Mapping[str, Any]]:
-    """Return the last change of each tag, of each version's metrics and of each run's policy, by kind and name."""
-    found: dict[tuple[str, Any], Mapping[str, Any]] = {
-        ("tag", tag): {"change": "tag", "tag": tag, "version": versions.meant(number, when)}
-        for tag, (number, when) in last_targets(records).items()
-    }
-    for record in records:
-        change = record.get("change")
-        if change == "metrics":
-            number = versions.meant(record["version"], record["created"])
-            found[change, number] = {"change": change, "version": number, "metrics": record["metrics"]}
-        elif change == "policy" and record["policy"] is not None:
-            found[change, record["run"]] = {"change": change, "run": record["run"], "policy": record["policy"]}
-        elif change == "policy":
-            found.pop((change, record["run"]), None)
-        elif change == "rename" and (moved := found.pop(("policy", record.get("from")), None)):
-            found["policy", record["run"]] = {**moved, "run": record["run"]}
-    return found
+def _fields(change: str, name: Any, value: Any) -> dict[str, Any]:
+    """Return the fields of a log record of a setting."""
+    names = {"tag": ("tag", "version"), "metrics": ("version", "metrics"), "policy": ("run", "policy")}[change]
+    return dict(zip(names, (name, value), strict=True))
 
 
 class _Builder:
@@ -267,57 +251,58 @@ class _Builder:
         return versions
 
     def _repeat(self, records: Sequence[dict[str, Any]], versions: FoundVersions) -> None:
-        """Repeat the log's changes of tags, metrics and policies, and note the last collection."""
-        settings = records if self.kept is None else self._settings(self.kept, records, versions)
-        self._tag(settings, versions)
-        for record in settings:
-            if record.get("change") == "metrics":
-                number = versions.meant(record["version"], record["created"])
-                if number in versions.versions:
-                    self.catalog.update_version(number, metrics=record["metrics"])
-        for record in settings:
-            if record.get("change") == "policy":
-                self.catalog.set_policy(record["run"], record["policy"])
-            elif record.get("change") == "rename" and "from" in record:
-                policy = self.catalog.policies().get(record["from"])
-                self.catalog.set_policy(record["from"], None)
-                self.catalog.set_policy(record["run"], policy)
+        """Repeat the last changes of tags, metrics and policies, and note the last collection."""
+        settings = versions.settings(records)
+        if self.kept is not None:
+            settings = self._kept_settings(self.kept, settings, versions)
+        else:
+            self._log_moved_tags(records, settings, versions)
+        for (change, name), value in settings.items():
+            if change == "policy":
+                self.catalog.set_policy(name, value)
+            elif change == "metrics" and name in versions.versions:
+                self.catalog.update_version(name, metrics=value)
+            elif change == "tag" and value in versions.versions:
+                self.catalog.set_tag(name, value)
+            elif change == "tag":
+                self.report.problems.append(f"Tag {name} points at version {value}, which is gone; set the tag again.")
         collected = [record["created"] for record in records if record.get("change") == "gc"]
         if collected:
             self.catalog.note_collected(collected[-1])
 
-    def _settings(
-        self, kept: Mapping[str, VersionRow], records: Sequence[Mapping[str, Any]], versions: FoundVersions
-    ) -> list[Mapping[str, Any]]:
-        """Return records of the current catalog's tags, metrics and policies, and later ones; log the lost ones."""
+    def _log_moved_tags(self, records: Sequence[dict[str, Any]], settings: Settings, versions: FoundVersions) -> None:
+        """Log tags whose versions have other numbers in the log."""
+        last = {record["tag"]: record["version"] for record in records if record.get("change") == "tag"}
+        for tag, number in last.items():
+            present = settings.get(("tag", tag))
+            if present in versions.versions and present != number:
+                self._log({"change": "tag", "tag": tag, "version": present})
+
+    def _kept_settings(self, kept: Mapping[str, VersionRow], logged: Settings, versions: FoundVersions) -> Settings:
+        """Return the settings of the current catalog and of later records; log the log's differences from them."""
         assert self.present is not None
         remaining = {version.uid: version for version in versions.versions.values()}
-        rows = {row.number: (row, remaining[uid]) for uid, row in kept.items() if uid in remaining}
-        logged = _last_settings(records, versions)
-        found: list[dict[str, Any]] = [
-            {"change": "tag", "tag": tag, "version": rows[number][1].number if number in rows else number}
-            for tag, number in self.present.tags().items()
-        ]
-        found += [
-            {"change": "metrics", "version": version.number, "metrics": row.metrics}
-            for row, version in rows.values()
-            if row.metrics != version.document.metrics or ("metrics", version.number) in logged
-        ]
-        back = {version.number for uid, version in remaining.items() if uid not in kept and not version.renumbered}
-        back -= {version.number for version in versions.renumbered}
-        found += [dict(record) for (kind, number), record in logged.items() if kind == "metrics" and number in back]
-        found += [{"change": "policy", "run": run, "policy": text} for run, text in self.present.policies().items()]
-        settings: list[Mapping[str, Any]] = [*({**record, "created": ""} for record in found), *self.later]
-        wanted = _last_settings(settings, versions)
-        for key, record in wanted.items():
-            if logged.get(key) != record:
-                self._log(record)
-        for change, name in logged.keys() - wanted.keys():
+        moved = {version.number for version in versions.renumbered}
+        numbers = {row.number: remaining[uid].number for uid, row in kept.items() if uid in remaining}
+        found: Settings = {("policy", run): text for run, text in self.present.policies().items()}
+        for tag, number in self.present.tags().items():
+            found["tag", tag] = numbers.get(number, number)
+        for uid, version in remaining.items():
+            key = "metrics", version.number
+            if uid in kept and (key in logged or kept[uid].metrics != version.document.metrics):
+                found[key] = kept[uid].metrics
+            elif uid not in kept and key in logged and version.number not in moved and not version.renumbered:
+                found[key] = logged[key]  # It returns: the record that it was forgotten is lost.
+        found = versions.settings(self.later, found)
+        for (change, name), value in found.items():
+            if logged.get((change, name)) != value:
+                self._log({"change": change} | _fields(change, name, value))
+        for change, name in logged.keys() - found.keys():
             if change == "tag":
                 self._log({"change": "untag", "tag": name})
             elif change == "policy":
                 self._log({"change": "policy", "run": name, "policy": None})
-        return settings
+        return found
 
     def _since(
         self, records: Sequence[Mapping[str, Any]], rows: Mapping[str, VersionRow] | None, *, is_whole: bool
@@ -409,13 +394,3 @@ class _Builder:
             bands=document.bands,
         )
         self.report.versions += 1
-
-    def _tag(self, records: Sequence[Mapping[str, Any]], versions: FoundVersions) -> None:
-        for tag, (number, when) in sorted(last_targets(records).items()):
-            meant = versions.meant(number, when)
-            if meant not in versions.versions:
-                self.report.problems.append(f"Tag {tag} points at version {number}, which is gone; set the tag again.")
-                continue
-            if meant != number:
-                self._log({"change": "tag", "tag": tag, "version": meant})
-            self.catalog.set_tag(tag, meant)

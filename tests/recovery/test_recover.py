@@ -260,6 +260,23 @@ def test_tags_stay_with_their_versions_when_another_has_the_number_and_a_record_
         assert "loss" not in store["other@1"].metrics
 
 
+def test_metrics_of_a_version_that_is_back_since_its_record_is_lost(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with ckstore.init(place) as store:
+        for step in range(2):
+            store.ingest({"w": np.full(9, step, np.float32)}, run="r", step=step)
+        store.set_metrics("r@0", {"loss": 1.0})
+        store.forget("r@0")
+        store.tag("r@1", "last")
+    [record] = [record for record in (place / "log").iterdir() if b'"forget"' in record.read_bytes()]
+    record.unlink()
+    for _ in range(2):
+        recover(place)
+        with ckstore.open(place) as store:
+            assert store["r@0"].metrics["loss"] == 1.0
+        (place / "catalog.sqlite").unlink()
+
+
 def test_a_missing_log(store: ckstore.Store) -> None:
     rows = store._catalog.versions()
     shutil.rmtree(store.path / "log")
