@@ -8,7 +8,6 @@ from typing import Any
 from ckstore.encoding.estimate import Estimate
 from ckstore.errors import UsageError
 from ckstore.lineage.planner import Choice, choose
-from ckstore.objects.units import Unit
 from ckstore.runtime.arguments import shown
 
 #: Restoring a version costs at most this many times as much as if it were stored exactly and in full.
@@ -29,11 +28,6 @@ def checked_budget(budget: Any) -> float:
     return value
 
 
-def is_planned_last(unit: Unit) -> bool:
-    """Return whether a unit of a coarse version has the rest of the others' budget: moments have one way each."""
-    return unit.role in ("weight", "vector")
-
-
 class Budget:
     """Divides a version's restore budget, `factor` times a full restore, among its objects in their order.
 
@@ -46,8 +40,6 @@ class Budget:
         self._share = (self._factor * full - fixed) / nbytes if nbytes else 0.0
         self._ahead = nbytes
         self._left = 0.0
-        #: Whether a surplus is spread over all that follows; otherwise the next objects have it. Casts follow masters.
-        self.spreads = True
 
     def add(self, nbytes: int, full: float, spent: float) -> None:
         """Account for stored objects: pass their surplus or deficit on to the others."""
@@ -58,7 +50,7 @@ class Budget:
         """Return choices for objects within their share, and their part of the surplus of those before."""
         nbytes = sum(estimate.unit.nbytes for estimate in estimates)
         full = sum(estimate.full_cost for estimate in estimates)
-        part = self._left * (nbytes / max(self._ahead, nbytes, 1) if self.spreads else 1.0)
+        part = self._left * nbytes / max(self._ahead, nbytes, 1)
         choices = choose(
             [estimate.candidates for estimate in estimates], self._share * nbytes + self._factor * full + part
         )

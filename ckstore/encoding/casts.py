@@ -62,6 +62,18 @@ class Casts:
         sources = ((unit, self.source(unit, alone=True)) for unit in weights)
         return {unit: source[1] for unit, source in sources if source is not None}
 
+    def planned(self, units: Sequence[Unit]) -> list[list[int]]:
+        """Return the places of a coarse version's units in the order in which they are planned, a window's together.
+
+        Weights are last, since moments have one way each and leave a surplus of the budget. A weight has its casts with
+        it, which pay for its chain again.
+        """
+        groups: dict[Unit | int, list[int]] = {}
+        for place, unit in enumerate(units):
+            groups.setdefault(self.copies.get(unit, unit) if self.copies else place, []).append(place)
+        weights = ("weight", "vector")
+        return sorted(groups.values(), key=lambda places: any(units[place].role in weights for place in places))
+
     @cached_property
     def _uses(self) -> Counter[str]:
         return Counter(self._values.contents)

@@ -166,7 +166,7 @@ class PackReader:
     """Positioned reads from the packs of one store, for any number of threads.
 
     `path` is the directory in which packs are written: the store's own, or a mirror. `places` knows the packs in
-    segments. Few files stay open.
+    segments. At most `_MANY` files stay open, or `_FEW`.
     """
 
     def __init__(self, storage: Storage, path: Path, places: Places) -> None:

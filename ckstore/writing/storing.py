@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from ckstore.encoding.budget import Budget, is_planned_last
+from ckstore.encoding.budget import Budget
 from ckstore.encoding.casts import Casts
 from ckstore.encoding.estimate import Encoded, Parent
 from ckstore.encoding.estimator import Estimator
@@ -96,14 +96,13 @@ def store_objects(
     estimator = Estimator(reader, values, request.policy, parents, request.gradients, casts)
     nbytes = sum(unit.nbytes for unit in values.units)
     budget = version_budget(reader, values.layouts, nbytes, parents.values(), request.budget)
-    budget.spreads = not (is_coarse and casts.copies)
     objects = _Objects(reader, resolver, values)
     with (
         nullcontext() if windows is None else one_ahead(windows, values.size) as stream,
         coders(values.size) as pool,
     ):
         if stream is None:
-            unstored = objects.hashed(estimator, budget, is_coarse=is_coarse)
+            unstored = objects.hashed(estimator, budget, casts if is_coarse else None)
         else:
             unstored = objects.streamed(stream, budget)
         encoded = _encoded(pool, estimator, unstored, budget)
@@ -201,9 +200,12 @@ class _Objects:
         self._resolver = resolver
         self._values = values
 
-    def hashed(self, estimator: Estimator, budget: Budget, *, is_coarse: bool) -> Iterator[Window]:
-        """Yield the windows of a hashed version; units that become coarse do so although the store has their values."""
-        values = self._values
+    def hashed(self, estimator: Estimator, budget: Budget, casts: Casts | None) -> Iterator[Window]:
+        """Yield the windows of a hashed version, which has `casts` if it becomes coarse.
+
+        Units that become coarse do so although the store has their values.
+        """
+        values, is_coarse = self._values, casts is not None
         units: dict[str, Unit] = {}
         for unit, content in zip(values.units, values.contents, strict=True):
             # Among units with the same content, the one that must be stored most faithfully takes precedence.
@@ -213,9 +215,11 @@ class _Objects:
         exact = [content for content, unit in units.items() if not (is_coarse and estimator.may_be_coarse(unit))]
         self._look_up(exact, budget)
         todo = [item for item in units.items() if item[0] not in self.known]
-        if is_coarse and budget.spreads:
-            todo.sort(key=lambda item: is_planned_last(item[1]))
-        yield from batches(todo, lambda item: item[1].nbytes, WINDOW)
+        groups = [[item] for item in todo]
+        if casts is not None:
+            groups = [[todo[place] for place in places] for places in casts.planned([unit for _, unit in todo])]
+        for window in batches(groups, lambda group: sum(unit.nbytes for _, unit in group), WINDOW):
+            yield [item for group in window for item in group]
 
     def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:
         """Yield the windows of an exact version that is read while it is stored."""

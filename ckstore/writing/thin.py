@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ckstore.codecs.lattice import STEP_RANGE
 from ckstore.commit.change import Change
 from ckstore.commit.costs import own_bytes, present_costs, update_costs
-from ckstore.encoding.budget import BUDGET, is_planned_last
+from ckstore.encoding.budget import BUDGET
 from ckstore.encoding.casts import Casts
 from ckstore.encoding.estimate import Encoded, Estimate, Parent
 from ckstore.encoding.estimator import Estimator
@@ -380,14 +380,11 @@ class _Thinning:
         estimator = Estimator(reader, values, self.batch.policy, parents, casts=casts)
         size = sum(unit.nbytes for unit in units)
         budget = version_budget(reader, self.version.layout.files, size, parents.values(), BUDGET)
-        budget.spreads = not casts.copies
         objects = list(self.version.document.objects)
         facts: dict[int, CoarseUnit] = {}
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            planned = [*range(len(units))]
-            if budget.spreads:
-                planned.sort(key=lambda number: is_planned_last(units[number]))
-            for window in batches(planned, lambda number: units[number].nbytes, WINDOW):
+            for groups in batches(casts.planned(units), lambda group: sum(units[n].nbytes for n in group), WINDOW):
+                window = [number for group in groups for number in group]
                 estimated = pool.map(estimator.coarse_estimate, [units[number] for number in window])
                 estimates = dict(zip(window, estimated, strict=True))
                 coarse = {unit: estimate for unit, estimate in estimates.items() if estimate is not None}

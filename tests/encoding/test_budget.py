@@ -75,6 +75,27 @@ def test_weights_have_the_budget_that_moments_leave(tmp_path: Path, monkeypatch:
     assert stored[1] < 1.02 * stored[0], stored
 
 
+def test_casts_are_within_the_budget_of_their_masters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several windows as in one: a cast pays for its master's chain again."""
+    torch = pytest.importorskip("torch")
+    stored = []
+    for window in (1 << 30, 1 << 20):
+        monkeypatch.setattr("ckstore.writing.storing.WINDOW", window)
+        generator = torch.Generator().manual_seed(3)
+        masters = {str(number): torch.randn(512, 512, generator=generator) * 0.02 for number in range(4)}
+        with ckstore.init(tmp_path / str(window)) as store:
+            for step in range(12):
+                for master in masters.values():
+                    master += torch.randn(master.shape, generator=generator) * 1e-5
+                moments = [torch.randn(512, 512, generator=generator) * 1e-4 for _ in masters]
+                states = {number: {"exp_avg": one, "exp_avg_sq": one**2} for number, one in enumerate(moments)}
+                model = {name: master.bfloat16() for name, master in masters.items()}
+                state = {"master": masters, "model": model, "optimizer": {"state": states}}
+                store.ingest(state, run="r", step=step, policy="coarse", hot=0)
+            stored.append(sum(version.stored_bytes for version in store.run("r").versions))
+    assert stored[1] < 1.02 * stored[0], stored
+
+
 @pytest.mark.parametrize("budget", [0.5, 0.0, -1.0, float("nan")])
 def test_budgets_below_one_are_refused(tmp_path: Path, budget: float) -> None:
     with ckstore.init(tmp_path / "store") as store:
