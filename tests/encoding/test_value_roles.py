@@ -266,6 +266,36 @@ def test_an_optimiser_alone_keeps_its_moments(store: ckstore.Store, place: Path)
     assert again == pytest.approx(losses, rel=0.25, abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("mean", "squares"),
+    [
+        (("{}.weight",), ("{}.weight_sq",)),
+        (("{}", "weight"), ("{}", "sq")),
+        (("optimizer", "momentum", "{}", "mean"), ("optimizer", "momentum", "{}", "sq")),
+        (("opt_state", "state", "{}", "m", "0"), ("opt_state", "state", "{}", "m", "1")),
+        (("optimizer", "state", "{}", "v", "0"), ("optimizer", "state", "{}", "v", "1")),
+    ],
+)
+def test_differences_of_a_mean_square_and_a_squared_mean_stay_positive(
+    store: ckstore.Store, mean: tuple[str, ...], squares: tuple[str, ...]
+) -> None:
+    """Their roots are taken, whatever the two have in common in their names."""
+
+    def named(names: tuple[str, ...], layer: int) -> Key:
+        return tuple(name.format(layer) for name in names)
+
+    tensors: Tensors = {}
+    for layer in range(3):
+        means = draw(300, 300, seed=layer, scale=0.02) * torch.exp2(2 * draw(300, 1, seed=layer))
+        tensors[named(mean, layer)] = means
+        tensors[named(squares, layer)] = means.square() * (1.001 + 0.1 * draw(300, 300, seed=layer + 9).abs())
+    version = stored_as(store, nested(tensors), "coarse")
+    back = flat(version.state_dict())
+    for layer in range(3):
+        first, second = back[named(mean, layer)].double(), back[named(squares, layer)].double()
+        assert (second >= first.square()).all()
+
+
 @pytest.mark.parametrize("name", ["momentum_buffer", "exp_avg", "mu"])
 def test_steady_positive_momenta_do_not_cost_their_neighbours(store: ckstore.Store, name: str) -> None:
     """SGD with weight decay has them for the gains of norms; the others are as small as without them."""
